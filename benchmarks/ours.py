@@ -29,7 +29,8 @@ from fedmutual.federation.build import build
 from fedmutual.federation.experiment import Experiment
 from fedmutual.federation.plan import RoundPlan
 from fedmutual.rundir.observers import Ledger
-from fedmutual.studies.run import EngineHandle, run
+from fedmutual.studies.run import EngineHandle
+from fedmutual.studies.study import run
 
 FOREVER = 10**9
 

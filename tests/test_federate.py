@@ -207,7 +207,7 @@ def test_compare_trains_every_method_and_seed_on_the_same_objects(tables, nets, 
         sites(tables, nets), methods, shared, seeds=2, out=tmp_path / "c", observers=[events.append], **QUICK
     )
     assert [type(event) for event in events].count(Finished) == 6
-    assert set(compared.runs) == {(method, seed) for method in methods for seed in (0, 1)}
+    assert set(compared.runs) == {(method, seed) for method in methods for seed in (0, 1)} == {e.run for e in events}
     alone = fedmutual.federate(sites(tables, nets), "independent", shared, seed=1, **QUICK)
     assert scores(compared.runs["alone", 1]) == scores(alone)
     table = compared.history()

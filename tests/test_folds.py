@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import nn
 
 import fedmutual
 import wards
 from fedmutual import Config, Site, data
-from fedmutual.config import parse_config
-from fedmutual.errors import ConfigError, DataError
+from fedmutual.config import override_config, parse_config
+from fedmutual.errors import ConfigError, DataError, RemarkWarning, RunError
+from fedmutual.events import Finished
 from fedmutual.report.measures import measure_gains
 from fedmutual.results.comparison import make_comparisons
 from fedmutual.results.folds import join_folds
@@ -22,8 +24,7 @@ from fedmutual.sites.coordinator import Coordinator
 from fedmutual.sites.site_runtime import SiteRuntime
 from fedmutual.sites.site_settings import read_site_file
 from fedmutual.studies.compare import compare, tune
-from fedmutual.studies.run import list_folds
-from fedmutual.studies.sweep import plan_sweep
+from fedmutual.studies.study import list_runs
 from own_data import config, npz
 
 RNG = np.random.default_rng(0)
@@ -166,7 +167,7 @@ def test_real_sites_train_all_folds(tmp_path: Path) -> None:
             halves = {i: SiteRuntime(accepted, read_site_file(wards.site(tmp_path, i, sites[i]))) for i in sites}
             Coordinator(accepted, tmp_path / "server" / run.name).run(wards.InMemoryTransport(halves))
     together = parse_config(wards.together(common, sites))
-    for (_, one), run in zip(list_folds(together, tmp_path).items(), agreed.list_runs(), strict=True):
+    for (_, (_, one)), run in zip(list_runs(together, tmp_path).items(), agreed.list_runs(), strict=True):
         expected = fedmutual.run(one, tmp_path / "one" / run.name)
         for i in sites:
             model = fedmutual.Run(tmp_path / i / "state" / run.name).personal_model(i)
@@ -199,21 +200,72 @@ def test_a_site_chooses_no_fold(tmp_path: Path) -> None:
 
 
 @pytest.mark.run
-def test_what_trains_one_run_asks_for_the_fold(tmp_path: Path) -> None:
-    folded = experiment(tmp_path)
-    for refuse in (
-        lambda: fedmutual.run(folded, tmp_path / "a"),
-        lambda: tune(folded, ["fml"], 3, tmp_path / "b"),
-        lambda: plan_sweep(folded, {"optimizer.lr": [0.1, 0.2]}),
-    ):
-        with pytest.raises(ConfigError, match=r"split\.folds = 3 makes 3 runs, .* set split\.fold \(0 to 2\)"):
+def test_one_call_trains_all_folds_and_returns_them_as_one_run(tmp_path: Path) -> None:
+    folded, events = experiment(tmp_path), list[Any]()
+    run = fedmutual.run(folded, tmp_path / "out", observers=[events.append])
+    assert [event.run for event in events if isinstance(event, Finished)] == [(0,), (1,), (2,)]
+    assert [fold.folder.relative_to(tmp_path) for fold in run.folds] == [Path("out", fold) for fold in "012"]
+    assert (run.finished, run.config.split.fold, "3 folds, finished" in repr(run)) == (True, None, True)
+    table = run.history()
+    assert next(iter(table)) == "fold"
+    assert set(table["fold"]) == {0, 1, 2}
+    alone = fedmutual.run(override_config(folded, {"split.fold": 1}), tmp_path / "alone")
+    assert alone.folds == ()
+    assert wards.same(run.folds[1].personal_model("0").state_dict(), alone.personal_model("0").state_dict())
+    assert table[table["fold"] == 1].drop(columns="fold").reset_index(drop=True).equals(alone.history())
+    for refuse in (run.global_model, lambda: run.summary, lambda: fedmutual.predict(tmp_path / "out", tmp_path / "x.npz")):
+        with pytest.raises(RunError, match=r"has 3 folds, .* use one of them: .*out/0 "):
             refuse()
+    (tmp_path / "out" / "2" / "summary.json").unlink()
+    assert not fedmutual.Run(tmp_path / "out").finished
+    assert fedmutual.run(folded, tmp_path / "out", resume=True).finished
+
+
+@pytest.mark.run
+def test_objects_are_trained_in_folds(tmp_path: Path) -> None:
     x, y = np.arange(80, dtype=np.float32).reshape(40, 2), np.arange(40) // 2 % 2
-    sites = {name: Site(train=(x[k::2], y[k::2])) for k, name in enumerate("ab")}
-    with pytest.raises(ConfigError, match=r"set split\.fold"):
-        fedmutual.federate(sites, shared="mlp", settings={"split.folds": 3}, progress=False)
-    comparison = fedmutual.compare(
-        sites, ["fedavg"], shared="mlp", seeds=1, rounds=1, batch_size=8, settings={"split.folds": 2}, progress=False
-    )
+    sites, net = {name: Site(train=(x[k::2], y[k::2])) for k, name in enumerate("ab")}, nn.Linear(2, 2)
+    more: Any = {"rounds": 1, "batch_size": 8, "settings": {"split.folds": 2}, "progress": False}
+    run = fedmutual.federate(sites, "fedavg", net, **more)
+    comparison = fedmutual.compare(sites, ["fedavg"], net, seeds=1, **more)
     assert [*comparison.runs] == [("fedavg", 0, 0), ("fedavg", 0, 1)]
     assert set(comparison.history()["fold"]) == {0, 1}
+    for fold, one in enumerate(run.folds):
+        assert wards.same(one.global_model().state_dict(), comparison.runs["fedavg", 0, fold].global_model().state_dict())
+    with pytest.raises(ConfigError, match=r"in_place=True: .* set split\.fold"):
+        fedmutual.federate(sites, "fedavg", net, in_place=True, **more)
+    fedmutual.federate(sites, "fedavg", net, in_place=True, **more | {"settings": {"split.folds": 2, "split.fold": 0}})
+
+
+@pytest.mark.run
+def test_a_sweep_chooses_by_the_mean_over_folds(tmp_path: Path) -> None:
+    with pytest.warns(RemarkWarning, match=r"scored in another one, .*--tune` chooses for each fold by itself"):
+        result = fedmutual.sweep(experiment(tmp_path, holdout=0.2), {"optimizer.lr": [0.1, 0.2]}, out=tmp_path / "out")
+    (first, _) = result.tried
+    rows = [
+        row for run in read_runs(find_runs(tmp_path / "out" / "lr=0.1")) for row in run.last_rows if row.model == "personal"
+    ]
+    by_client = {i: [dict(row.values) for row in rows if row.client == i] for i in "01"}
+    means = [sum(r["accuracy"] * r["examples"] for r in of) / sum(r["examples"] for r in of) for of in by_client.values()]
+    assert first.last is not None
+    assert first.last.mean == pytest.approx(np.mean(means))
+    assert first.examples == sum(r["examples"] for of in by_client.values() for r in of)
+
+
+@pytest.mark.run
+def test_each_fold_is_tuned_by_its_own_rows(tmp_path: Path) -> None:
+    folded = experiment(tmp_path)
+    chosen = tune(folded, ["fedavg"], 2, tmp_path / "out")
+    assert [*chosen] == [("fedavg", 0), ("fedavg", 1), ("fedavg", 2)]
+    for fold in range(3):
+        (trial, *_) = read_runs(find_runs(tmp_path / "out" / "tune" / "fedavg" / str(fold)))
+        assert trial.config["split"]["fold"] == fold
+        assert {row.data for row in trial.last_rows} == {"holdout"}
+    chosen |= {
+        ("fedavg", k): chosen["fedavg", k]._replace(values={"optimizer.lr": rate}) for k, rate in enumerate((0.1, 0.2, 0.3))
+    }
+    runs = compare(folded, ["fedavg"], 1, tmp_path / "out", tuned=chosen)
+    assert [run.config.optimizer.lr for run in runs] == [0.1, 0.2, 0.3]
+    (joined,) = join_folds(read_runs(find_runs(tmp_path / "out")))
+    assert (joined.folds, joined.finished) == ((3, 3), True)
+    assert joined.tuned == {"optimizer.lr": "0.1, 0.2, 0.3 (by fold)"}

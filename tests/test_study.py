@@ -9,7 +9,7 @@ from fedmutual.core import Diverged
 from fedmutual.errors import RunError
 from fedmutual.studies import side_by_side
 from fedmutual.studies.run import can_stack
-from fedmutual.studies.study import Setting, Study
+from fedmutual.studies.study import Setting, Study, format_run
 
 LABELS = ["slow, seed 3", "slow, seed 4", "fast, seed 3", "fast, seed 4"]
 
@@ -23,7 +23,7 @@ def study(tmp_path):
 @pytest.fixture
 def trained(study, monkeypatch):
     """The labels of the runs that are trained; the run "slow, seed 4" diverges."""
-    labels = {folder: label for folder, (label, _) in study.runs.items()}
+    labels = {folder: format_run(key) for folder, (key, _) in study.runs.items()}
     seen = []
 
     def train(config, folder, resume, observers):
@@ -36,7 +36,7 @@ def trained(study, monkeypatch):
 
 
 def test_runs_are_named_by_setting_and_seed(study, tmp_path):
-    assert [label for label, _ in study.runs.values()] == LABELS
+    assert [format_run(key) for key, _ in study.runs.values()] == LABELS
     configs = [(config.seed, config.optimizer.lr) for _, config in study.runs.values()]
     assert configs == [(3, 0.01), (4, 0.01), (3, 0.1), (4, 0.1)]
     assert [folder.relative_to(tmp_path) for folder in study.runs] == [

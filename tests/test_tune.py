@@ -20,7 +20,7 @@ def trials(folder):
 
 def tuned(small, method, most, **more):
     config = fedmutual.load_config(small, rounds=1)
-    return tune(config, [method], most, Path("c"), method_settings=more.pop("own", None), **more)[method]
+    return tune(config, [method], most, Path("c"), method_settings=more.pop("own", None), **more)[method,]
 
 
 def test_half_of_the_trials_go_to_the_learning_rate_and_the_rest_to_the_methods_settings(small):

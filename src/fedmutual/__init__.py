@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from fedmutual.results.read import read
     from fedmutual.studies.objects import Comparison, compare, federate
     from fedmutual.studies.predict import Prediction, predict
-    from fedmutual.studies.run import run
     from fedmutual.studies.site_objects import Site
+    from fedmutual.studies.study import run
     from fedmutual.studies.sweep import Sweep, sweep
     from fedmutual.studies.trained_run import Run
 
@@ -47,7 +47,7 @@ _HOMES = {  # of other names: errors
     **dict.fromkeys(("Sweep", "sweep"), "studies.sweep"),
     "read": "results.read",
     "Run": "studies.trained_run",
-    "run": "studies.run",
+    "run": "studies.study",
     "Site": "studies.site_objects",
 }
 

@@ -12,7 +12,16 @@ Visit = Callable[..., Iterator[tuple[str, Any]]]
 
 
 @dataclass(frozen=True)
-class Started:
+class _OfRun:
+    """What happens in a run."""
+
+    # which run of `fedmutual.compare`, as in `Comparison.runs`: (method, seed), with split.folds (method, seed, fold); of
+    # `federate` and `run` (), with split.folds (fold,)
+    run: tuple[str | int, ...] = field(default=(), kw_only=True)
+
+
+@dataclass(frozen=True)
+class Started(_OfRun):
     """The run begins or resumes: `done` of `rounds` rounds are complete."""
 
     done: int
@@ -23,7 +32,7 @@ class Started:
 
 
 @dataclass(frozen=True)
-class Replied:
+class Replied(_OfRun):
     """A client has finished its half of a phase. Rounds count from 1; 0 is the start."""
 
     round: int
@@ -34,7 +43,7 @@ class Replied:
 
 
 @dataclass(frozen=True)
-class Noted:
+class Noted(_OfRun):
     """A remark for the user; the text is equal if the remark repeats in another round."""
 
     round: int  # 0 is the start
@@ -42,7 +51,7 @@ class Noted:
 
 
 @dataclass(frozen=True)
-class PhaseDone:
+class PhaseDone(_OfRun):
     """All replies of a phase arrived and were combined. Rounds count from 1; 0 is the start."""
 
     round: int
@@ -64,7 +73,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class Evaluated(_OfRun):
     """The scores of the models after a round; rounds count from 1. `train` has the mean of each loss term, by client."""
 
     round: int
@@ -73,7 +82,7 @@ class Evaluated:
 
 
 @dataclass(frozen=True)
-class RoundDone:
+class RoundDone(_OfRun):
     """A round is complete: the time to save the state. Round 0 is the start.
 
     `server` is the server's state. `visit` runs a function at each client; None: the clients are real sites.
@@ -86,7 +95,7 @@ class RoundDone:
 
 
 @dataclass(frozen=True)
-class Failed:
+class Failed(_OfRun):
     """The run stops before its last round. `round` counts from 1."""
 
     round: int
@@ -94,7 +103,7 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Finished:
+class Finished(_OfRun):
     """All rounds are complete."""
 
     rounds: int

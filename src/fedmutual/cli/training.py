@@ -42,15 +42,14 @@ def run(
 
     Example: `fedmutual run mnist.toml --set rounds=50 --set algorithm.name=fedavg`
     """
-    from fedmutual.studies.run import list_folds, train_run
+    from fedmutual.studies.study import list_runs, train_runs
 
     config = read_config(file, set)
     folder = out_folder or Path("runs") / config.name
     expect_workers([config.engine.name])
-    runs = list_folds(config, folder)
+    runs = list_runs(config, folder)
     with show_progress(format_resume_command("run", set, folder, str(file)), runs=len(runs)) as watch:
-        for place, fold in runs.items():
-            train_run(fold, place, resume, [watch.observe("" if place == folder else f"fold {place.name}")])
+        train_runs(runs, resume, watch.observe)
     if config.records.evaluate_on == "holdout":
         print_text(
             f"{folder}: only hold-out rows were scored; metrics.jsonl has the scores that clients share", soft_wrap=True
@@ -89,7 +88,7 @@ def compare(
     from fedmutual.config.grid import format_value
     from fedmutual.rundir.text import format_holdout_scores
     from fedmutual.studies import compare as comparing
-    from fedmutual.studies.run import list_folds
+    from fedmutual.studies.study import list_runs
 
     overrides = parse_settings(set)
     config, names, method_settings = _choose_methods(file, methods, overrides)
@@ -100,8 +99,9 @@ def compare(
     command = format_resume_command("compare", set, folder, str(file), *words)
     tuned = None
     if tune is not None:
+        each = "" if len(list_runs(config, folder)) == 1 else " in each fold"
         print_text(
-            f"tune: each of {len(names)} methods tries at most {tune} settings for {config.rounds} rounds with seed "
+            f"tune: each of {len(names)} methods tries at most {tune} settings{each} for {config.rounds} rounds with seed "
             f"{config.seed}; rows held out of the clients' training data choose",
             soft_wrap=True,
         )
@@ -109,17 +109,18 @@ def compare(
             tuned = comparing.tune(
                 config, names, tune, folder, resume, watch.observe, method_settings, overrides.keys(), jobs
             )
-        for method, choice in tuned.items():
+        for key, choice in tuned.items():
+            method = comparing.format_tuned(key)
             values = ", ".join(f"{key} = {format_value(value)}" for key, value in choice.values.items())
             reason = "every trial diverged" if choice.tried else "no setting is left to tune"
             print_text(f"tuned: {method}: {values or f'as configured, for {reason}'} ({choice.tried} tried)", soft_wrap=True)
-        if at_end := [method for method, choice in tuned.items() if choice.is_rate_at_end]:
+        if at_end := [comparing.format_tuned(key) for key, choice in tuned.items() if choice.is_rate_at_end]:
             print_text(
                 f"warning: the learning rate of {join_words(at_end)} is the smallest or the largest that was tried, so "
                 f"another rate may be better; raise --tune {tune}, or set optimizer.lr nearer to the best rate",
                 soft_wrap=True,
             )
-    with show_progress(command, runs=len(names) * seeds * len(list_folds(config, folder))) as watch:
+    with show_progress(command, runs=len(names) * seeds * len(list_runs(config, folder))) as watch:
         runs = comparing.compare(config, names, seeds, folder, resume, watch.observe, method_settings, tuned, jobs)
     conclude.print_comparison([(config.name, [run.folder for run in runs])], folder / "report.html")
 

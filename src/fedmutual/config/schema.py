@@ -212,7 +212,7 @@ class SplitConfig(Section):
     """cross-validation: the rows of each client are divided into this number of folds, and as many runs, each with another
     fold as validation data (and as test data, if the data have no test set), score every row once"""
     fold: Annotated[int, Field(ge=0)] | None = key(only_if=(OnlyIf("split.folds", (None,), negated=True),))
-    """the fold of this run, from 0; unset, `run` and `compare` train all folds"""
+    """the fold of this run, from 0; unset, all folds are trained"""
     shared: bool | None = key()
     """one split for all domains that have the same images (`data.angles`); unset, true for these domains; with false clients
     train on rotated test images"""

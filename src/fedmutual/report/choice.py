@@ -13,7 +13,8 @@ from fedmutual.report.measures import average_by_round
 from fedmutual.report.rendering import render_facts
 from fedmutual.results.comparison import ScoreTable
 from fedmutual.results.estimate import SAME, Estimate, Missing, estimate, get_limit
-from fedmutual.results.frame import RunFacts, is_number, read_run
+from fedmutual.results.folds import join_folds
+from fedmutual.results.frame import RunFacts, find_runs, is_number, read_runs
 from fedmutual.results.gains import Gains, pair_clients
 from fedmutual.results.scale import MetricScale
 
@@ -29,7 +30,7 @@ _MODELS: Mapping[str | None, tuple[str, ...]] = {
 class ScoredTrial:
     """A setting that was tried, with the hold-out scores of its runs: values of their main metric.
 
-    The properties read the run folders at their first use, and raise RunError as `read_run`.
+    The properties read the run folders at their first use, and raise RunError as `find_runs` and `read_run`.
     """
 
     values: Mapping[str, Any]  # by dotted key, what is fixed too
@@ -42,7 +43,7 @@ class ScoredTrial:
     @cached_property
     def runs(self) -> tuple[RunFacts, ...]:
         """The finished runs of this setting. Raises RunError as `read_run`."""
-        return tuple(run for run in map(read_run, self.folders.values()) if run.finished)
+        return _read_finished(self.folders)
 
     @property
     def metric(self) -> Metric:
@@ -109,10 +110,16 @@ class ScoredTrial:
         """
         if self.local_only is None or self.last is None:
             return None
-        others = [run for run in map(read_run, self.local_only.values()) if run.finished]
+        others = _read_finished(self.local_only)
         if not others:
             return Missing("local-only training diverged with these settings")
         return pair_clients(self.runs, others, "personal", "personal", HOLDOUT)
+
+
+def _read_finished(folders: Mapping[int, Path]) -> tuple[RunFacts, ...]:
+    """Return the finished runs of a setting, its folds as one run. folders: by seed."""
+    runs = read_runs(run for folder in folders.values() for run in find_runs(folder))
+    return tuple(run for run in join_folds(runs) if run.finished)
 
 
 def pick_best(tried: Sequence[ScoredTrial]) -> tuple[ScoredTrial, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fedmutual.results.frame import RunFacts
+from fedmutual.results.frame import RunFacts, flatten_table
 from fedmutual.rundir.file_names import SUMMARY
 from fedmutual.rundir.record_files import check_record
 from fedmutual.rundir.schema import Evaluation, RecordedPartition, ScoreRow, Summary
@@ -18,14 +18,15 @@ def join_folds(runs: Sequence[RunFacts]) -> list[RunFacts]:
     """Return the runs with the folds of one configuration and seed as one run; a fold without the others stays as it is.
 
     A score of the joined run is the mean over the folds, weighted by the scored examples; its work is that of the first
-    fold. Unless all folds are finished it has no scores.
+    fold. Unless all folds are finished it has no scores. Settings that trials chose for each fold may differ.
     """
     groups, copies = dict[tuple[str, int], list[RunFacts]](), Counter[tuple[str, int | None]]()
     for run in runs:
         split = dict(run.config.get("split", {}))
         fold = split.pop("fold", None)
-        settings = {key: value for key, value in run.config.items() if key != "name"} | {"split": split}
-        text = json.dumps(settings if "folds" in split else str(run.folder), sort_keys=True, default=str)
+        settings = dict(flatten_table({key: value for key, value in run.config.items() if key != "name"} | {"split": split}))
+        settings = {key: value for key, value in settings.items() if key not in run.tuned} if "folds" in split else {}
+        text = json.dumps(settings or str(run.folder), sort_keys=True, default=str)
         groups.setdefault((text, copies[text, fold]), []).append(run)
         copies[text, fold] += 1  # the same fold in a further folder belongs to a further run
     return [_join(group) if len(group) > 1 else group[0] for group in groups.values()]
@@ -42,7 +43,7 @@ def _join(runs: Sequence[RunFacts]) -> RunFacts:
         evaluations=(),
         work=first.work,
         summary=None,
-        folds=(len(runs), number),
+        of_folds=tuple(runs),
     )
     if len(runs) < number or not all(run.finished for run in runs) or first.summary is None:
         return joined

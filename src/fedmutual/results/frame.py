@@ -87,7 +87,12 @@ class RunFacts:
     evaluations: tuple[Evaluation, ...]
     work: Rows
     summary: Summary | None
-    folds: tuple[int, int] | None = None  # how many folds were joined (`results.folds`), of how many
+    of_folds: tuple["RunFacts", ...] = ()  # the folds that were joined (`results.folds`)
+
+    @property
+    def folds(self) -> tuple[int, int] | None:
+        """Return how many folds were joined, of how many; None of a single run."""
+        return (len(self.of_folds), int(self.config["split"]["folds"])) if self.of_folds else None
 
     @cached_property
     def notes(self) -> Mapping[str, set[int]]:
@@ -142,9 +147,14 @@ class RunFacts:
     def tuned(self) -> Mapping[str, str]:
         """Return the keys that trials on hold-out rows chose, with values as `--set` takes them; empty without trials.
 
+        Of joined folds the values of all folds, in their order, where they differ.
+
         Raises:
             RunError: tuned.json is damaged or of another format.
         """
+        if self.of_folds:
+            values = {key: [run.tuned.get(key, "") for run in self.of_folds] for run in self.of_folds for key in run.tuned}
+            return {key: one[0] if len({*one}) == 1 else f"{', '.join(one)} (by fold)" for key, one in values.items()}
         path = self.folder / TUNED
         return read_record(path, TunedRecord).set if path.is_file() else {}
 

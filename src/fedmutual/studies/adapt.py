@@ -31,7 +31,7 @@ from fedmutual.rundir.checkpoint import make_file_name, read_shared_state
 from fedmutual.rundir.file_names import ADAPT, CONFIG, FINE_TUNE, SCRATCH, server_folder
 from fedmutual.rundir.record_files import read_interface
 from fedmutual.studies.observers import Watch
-from fedmutual.studies.study import Setting, Study, list_seeds
+from fedmutual.studies.study import Setting, Study, check_folders, list_seeds
 from fedmutual.studies.trained_run import Run
 from fedmutual.tasks import make_task
 from fedmutual.user_code.recorded_code import check_tables, set_trust
@@ -90,7 +90,7 @@ def adapt(
         study = Study([*settings.values()], list_seeds(first, seeds), folder)
         about = {"format": 1, "name": first.name, "from": shared.describe(), "fine-tuned": tuned.describe()}
         _check_same(folder, about, resume)
-        study.check_folders(resume)
+        check_folders(study.runs, resume)
         write_json(folder / ADAPT, about)
         study.train(resume, watch)
         metric = get_metric(make_task(shared.config.training.task))
@@ -183,6 +183,8 @@ class _Newcomer:
         joined = merge_overrides({"model": shared.model}, {"model": tables.get("model", {})})
         parsed = parse_config({**tables, **joined}, str(file))  # says what is wrong with a key or its type
         check_scored(parsed, str(file))
+        if parsed.split.folds is not None and parsed.split.fold is None:
+            raise ConfigError(f"{file}: key 'split.folds': adapting trains one model of each size; set split.fold, too")
         if "name" not in tables.get("data", {}):
             raise ConfigError(f"{file}: the key 'data.name' is missing, the source of the newcomer's examples")
         self.algorithm: Table = {"name": parsed.algorithm["name"], **tables.get("algorithm", {})}

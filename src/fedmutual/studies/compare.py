@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from fedmutual.config import Config, check_scored, list_tunable_settings, overri
 from fedmutual.config.grid import LEARNING_RATE, format_value, make_folder_name
 from fedmutual.core import Schedule
 from fedmutual.errors import ConfigError, UserError
+from fedmutual.events import Observer
 from fedmutual.federation import build
 from fedmutual.role import DEFAULT_METHODS
 from fedmutual.rundir.file_names import TUNED
@@ -21,8 +23,7 @@ from fedmutual.rundir.record_files import write_record
 from fedmutual.rundir.schema import TunedRecord
 from fedmutual.settings import LEAST_TRIALS, RATE_FACTORS
 from fedmutual.studies.observers import Watch
-from fedmutual.studies.run import check_one_run
-from fedmutual.studies.study import Setting, Study, list_seeds
+from fedmutual.studies.study import RunKey, Setting, Study, list_runs, list_seeds
 from fedmutual.studies.sweep import SHARE, plan_combinations, train_sweep
 from fedmutual.studies.trained_run import Run, open_trained_run
 
@@ -89,12 +90,15 @@ def find_unfit_methods(
 
 
 def list_variants(
-    config: Config, methods: Sequence[str], method_settings: Values | None = None, tuned: Mapping[str, Tuned] | None = None
+    config: Config,
+    methods: Sequence[str],
+    method_settings: Values | None = None,
+    tuned: Mapping[RunKey, Tuned] | None = None,
 ) -> list[Setting]:
     """Return each method as a setting.
 
     method_settings: settings for the methods that have them, beside those of the configuration.
-    tuned: method -> the settings that `tune` chose.
+    tuned: (method,) or (method, fold) -> the settings that `tune` chose.
 
     Raises:
         ConfigError: there is no method, one comes twice, or one does not fit the configuration; or a round is not equally
@@ -106,10 +110,10 @@ def list_variants(
     if twice:
         raise ConfigError(f"--methods names {twice[0]!r} twice; name each algorithm once")
     check_scored(config, config.name)
-    chosen = {method: choice.values for method, choice in (tuned or {}).items()}
-    changed = {m: override_config(replace_algorithm(config, m, method_settings)[0], chosen.get(m, {})) for m in methods}
+    changed = {m: replace_algorithm(config, m, method_settings)[0] for m in methods}
     _check_paces(changed)
-    return [Setting(method, variant, make_folder_name(method)) for method, variant in changed.items()]
+    chosen = {m: {tuple(fold): one.values for (name, *fold), one in (tuned or {}).items() if name == m} for m in methods}
+    return [Setting(m, variant, make_folder_name(m), chosen=chosen[m]) for m, variant in changed.items()]
 
 
 def _check_paces(variants: Mapping[str, Config]) -> None:
@@ -132,7 +136,7 @@ def compare(
     resume: bool = False,
     watch: Watch | None = None,
     method_settings: Values | None = None,
-    tuned: Mapping[str, Tuned] | None = None,
+    tuned: Mapping[RunKey, Tuned] | None = None,
     jobs: int | None = None,
 ) -> list[Run]:
     """Run every method with every seed into OUT/<method>/<seed>, and return all runs; finished runs are not trained again.
@@ -146,21 +150,18 @@ def compare(
         UserError: as `Study.train`; errors of methods and folders are raised before the first training.
         Diverged: as `Study.train`.
     """
-    settings = list_variants(config, methods, method_settings, tuned)
-    study = Study(settings, list_seeds(config, seeds), out)
-    study.check_folders(resume)
+    study = Study(list_variants(config, methods, method_settings, tuned), list_seeds(config, seeds), out)
     study.train(resume, watch, jobs)
-    for setting in settings:
-        if choice := (tuned or {}).get(setting.label):
+    for folder, ((method, _, *fold), _) in study.runs.items():
+        if choice := (tuned or {}).get((method, *fold)):
             record = TunedRecord(
                 set={key: format_value(value) for key, value in choice.values.items()},
                 chosen_by="holdout",
                 tried=choice.tried,
                 budget=choice.most,
-                sweep=f"{TRIALS}/{setting.folder}",
+                sweep="/".join((TRIALS, make_folder_name(str(method)), *map(str, fold))),
             )
-            for folder in study.find_folders(setting).values():
-                write_record(folder / TUNED, record)
+            write_record(folder / TUNED, record)
     return [open_trained_run(folder, run_config) for folder, (_, run_config) in study.runs.items()]
 
 
@@ -174,11 +175,13 @@ def tune(
     method_settings: Values | None = None,
     fixed: Collection[str] = (),
     jobs: int | None = None,
-) -> dict[str, Tuned]:
-    """Choose each method's settings by a sweep of at most `trials` runs into OUT/tune/<method> -> method -> the choice.
+) -> dict[RunKey, Tuned]:
+    """Choose each method's settings by a sweep of at most `trials` runs into OUT/tune/<method> -> (method,) -> the choice.
 
     The learning rate comes first; then, at the best learning rate, the method's settings that declare values to try, one
-    after the other. Every trial has the configured rounds and seed, and rows held out of the training data choose.
+    after the other. Every trial has the configured rounds and seed, and rows held out of the training data choose. With
+    split.folds each fold, whose scored rows must not choose, has a sweep of its own: OUT/tune/<method>/<fold>, and
+    (method, fold) -> its choice.
 
     method_settings, jobs: as for `compare`. fixed: dotted keys that are not tuned.
 
@@ -186,23 +189,31 @@ def tune(
         ConfigError: the configuration asks for differential privacy.
         UserError: as `sweep`.
     """
-    check_one_run(config, "--tune")  # the rows that choose are scored rows of other folds
     if config.privacy.nets != "none":
         raise ConfigError("--tune: the trials would cost privacy that epsilon does not count; set the keys with --set")
     if not config.split.holdout and config.partition.kind != "file":
         config = override_config(config, {"split.holdout": SHARE})
-    chosen = {}
+    chosen = dict[RunKey, Tuned]()
     for setting in list_variants(config, methods, method_settings):
-        method = setting.label
-        observers = None if watch is None else (lambda name, method=method: watch(f"tune {method}, {name}"))
-        chosen[method] = _tune_method(setting, trials, out / TRIALS / setting.folder, resume, observers, fixed, jobs)
+        for place, (fold, one) in list_runs(setting.config, out / TRIALS / setting.folder).items():
+            key = (setting.label, *fold)
+            watch_trial = None if watch is None else partial(_watch_trial, watch, format_tuned(key))
+            chosen[key] = _tune_method(one, trials, place, resume, watch_trial, fixed, jobs)
     return chosen
 
 
+def format_tuned(key: RunKey) -> str:
+    """Return what was tuned, in words: a method, or a method's fold."""
+    return ", fold ".join(map(str, key))
+
+
+def _watch_trial(watch: Watch, what: str, name: str) -> Observer:
+    return watch(f"tune {what}, {name}")
+
+
 def _tune_method(
-    method: Setting, trials: int, out: Path, resume: bool, watch: Watch | None, fixed: Collection[str], jobs: int | None
+    config: Config, trials: int, out: Path, resume: bool, watch: Watch | None, fixed: Collection[str], jobs: int | None
 ) -> Tuned:
-    config = method.config
     tunable = {f"algorithm.{key}": values for key, values in list_tunable_settings(config).items()}
     best: dict[str, Any] = {LEARNING_RATE: config.optimizer.lr} | {key: value for key, (value, _) in tunable.items()}
     best = {key: value for key, value in best.items() if key not in fixed}

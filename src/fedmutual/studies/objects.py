@@ -19,9 +19,8 @@ from fedmutual.results.scale import MetricScale
 from fedmutual.role import DEFAULT_ALGORITHM, LOCAL_ONLY
 from fedmutual.rundir.record_files import read_metric, read_model_environment
 from fedmutual.studies.observers import ProgressDisplay, Watch, make_warning_observers
-from fedmutual.studies.run import list_folds, train_run
 from fedmutual.studies.site_objects import KEYS, Model, Site, hold_sites, make_config
-from fedmutual.studies.study import Setting, Study, list_seeds
+from fedmutual.studies.study import RunKey, Setting, Study, list_runs, list_seeds, train_runs
 from fedmutual.studies.trained_run import Run, open_object_run
 
 Function = str | Callable[..., Any]
@@ -32,7 +31,7 @@ Function = str | Callable[..., Any]
 class Comparison:
     """Runs of several methods over several seeds on the same objects, as `fedmutual.compare` returns them."""
 
-    runs: Mapping[tuple[str, int] | tuple[str, int, int], Run]  # (method, seed) or, with split.folds, (method, seed, fold)
+    runs: Mapping[RunKey, Run]  # by (method, seed) or, with split.folds, (method, seed, fold)
 
     def history(self) -> pd.DataFrame:
         """Return all scores of all runs, one row for each number; columns: method, seed, fold, those of `Run.history`.
@@ -96,7 +95,7 @@ def federate(
     progress: bool = True,
     observers: Sequence[Observer] = (),
 ) -> Run:
-    """Train a federation of objects in memory, and return the run.
+    """Train a federation of objects in memory, and return the run; with "split.folds" in `settings` all folds (`Run.folds`).
 
     sites: name -> participant. method: an algorithm's name, or an instance such as fedmutual.algorithms.FML(alpha=0.5).
     shared: the shared network, in a form of `Site.model`. lr, optimizer, engine ("auto", "inprocess" or "stacked"), device
@@ -117,8 +116,11 @@ def federate(
         if in_place:
             _check_distinct_networks(sites, shared)
         config = make_config(tables, method, shared, config_arguments, settings)
+        runs = list_runs(config, folder)
+        if in_place and len(runs) > 1:
+            raise ConfigError("in_place=True: split.folds trains several networks, and yours can hold one; set split.fold")
         with _watch(progress) as watch:
-            train_run(config, folder, resume, [*observers, watch(config.name)])
+            train_runs(runs, resume, lambda name: watch(name or config.name), observers=observers)
         trained = open_object_run(folder, objects, keep)
         if in_place:
             _load_in_place(trained, sites, shared)
@@ -164,17 +166,10 @@ def compare(
     with _open_folder(out) as (folder, keep), held as (objects, tables):
         configs = {t: make_config(tables, method, shared, config_arguments, settings) for t, method in titled.items()}
         variants = [Setting(title, config, title) for title, config in configs.items()]
-        study = Study(variants, list_seeds(variants[0].config, seeds), folder)
-        study.check_folders(resume)
+        runs = Study(variants, list_seeds(variants[0].config, seeds), folder).runs
         with _watch(progress) as watch:
-            study.train(resume, watch, observers=observers)
-    runs: dict[Any, Run] = {
-        (variant.label, n, *(() if path == place else (config.split.fold,))): open_object_run(path, objects, keep)
-        for variant in variants
-        for n, place in study.find_folders(variant).items()
-        for path, config in list_folds(variant.config, place).items()
-    }
-    return Comparison(runs)
+            train_runs(runs, resume, watch, observers=observers)
+    return Comparison({key: open_object_run(place, objects, keep) for place, (key, _) in runs.items()})
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from fedmutual.engines.loop import drive, generate_rounds
 from fedmutual.engines.ray import Cluster
 from fedmutual.engines.select import EngineChoice, choose_engine, count_memory, open_engine, plan_disk_storage
 from fedmutual.engines.stacked import Stacked, Stacker, Training, train_together
-from fedmutual.errors import ConfigError, RunError
+from fedmutual.errors import RunError
 from fedmutual.events import Observer
 from fedmutual.federation import build
 from fedmutual.federation.description import describe_run, describe_scaling, find_common_metric
@@ -37,10 +37,8 @@ from fedmutual.rundir.schema import Environment, RecordedEngine, Saved
 from fedmutual.rundir.summary import write_summary
 from fedmutual.rundir.text import TextLog
 from fedmutual.studies import privacy_plan
-from fedmutual.studies.observers import make_warning_observers
 from fedmutual.studies.trained_run import Run, open_trained_run
 from fedmutual.tensor_files import read_tensors
-from fedmutual.user_code.recorded_code import set_trust
 
 FIX_WORKERS = "set engine.workers lower, or engine.name = 'inprocess', and continue with --resume (in Python: resume=True)"
 MOST_DEATHS = 3  # deaths of workers since a saved round
@@ -55,52 +53,12 @@ class RunRequest(NamedTuple):
     observers: Sequence[Observer]
 
 
-def list_folds(config: Config, folder: Path) -> dict[Path, Config]:
-    """Return folder -> configuration of each run: one, or with split.folds one for each fold, in FOLDER/<fold>."""
-    if config.split.folds is None or config.split.fold is not None:
-        return {folder: config}
-    splits = [config.split.model_copy(update={"fold": fold}) for fold in range(config.split.folds)]
-    return {folder / str(split.fold): config.model_copy(update={"split": split}) for split in splits}
-
-
-def check_one_run(config: Config, what: str) -> None:
-    """Raise ConfigError if a configuration has several folds. what: who trains one fold only."""
-    if config.split.folds is not None and config.split.fold is None:
-        number = config.split.folds
-        raise ConfigError(
-            f"split.folds = {number} makes {number} runs, and {what} trains one; set split.fold (0 to {number - 1}), or let "
-            "`compare` or `fedmutual run` train all folds"
-        )
-
-
-def run(
-    config: Config,
-    out: str | Path | None = None,
-    resume: bool = False,
-    observers: Sequence[Observer] = (),
-    trust_code: bool = False,
-) -> Run:
-    """Train an experiment into a folder, and return the run.
-
-    out: the folder; None: `runs/<name>`.
-    resume: continue the run in the folder from its last saved state; a finished run is not trained again.
-    trust_code: continue with code that has changed since the run recorded the code.
-
-    Each remark is a `RemarkWarning`.
+def train_run(config: Config, folder: Path, resume: bool = False, observers: Sequence[Observer] = ()) -> Run:
+    """Train one run as `fedmutual.run`, without warnings, for callers whose observers show the remarks.
 
     Raises:
-        UserError: the experiment cannot be trained; one sentence says why.
-        Diverged: a client's loss or weights are not finite; the last saved state is kept.
-        Refused: a reply of a client holds something that must not leave the client.
+        UserError, Diverged, Refused: as `fedmutual.run`.
     """
-    folder = Path(out) if out is not None else Path("runs") / config.name
-    with set_trust(trust_code):
-        return train_run(config, folder, resume, [*observers, make_warning_observers()(config.name)])
-
-
-def train_run(config: Config, folder: Path, resume: bool = False, observers: Sequence[Observer] = ()) -> Run:
-    """Train as `run` does, without warnings, for callers whose observers show the remarks. Raises the errors of `run`."""
-    check_one_run(config, "one run")
     recorded = _read_environment(folder, config, resume)
     if recorded is not None:
         try:

@@ -1,19 +1,68 @@
-"""A study: settings x seeds, each a run in its own folder. Compare, sweep, tune and adapt train their runs here."""
+"""A study: settings x seeds, each a run in its own folder. Run, compare, sweep, tune and adapt train their runs here."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedmutual.config import Config
+from fedmutual.config import Config, override_config
 from fedmutual.errors import ConfigError
-from fedmutual.events import Observer
+from fedmutual.events import Event, Observer
 from fedmutual.rundir.file_names import CONFIG
 from fedmutual.rundir.folder import check_free, check_resumable
-from fedmutual.studies.observers import Watch
-from fedmutual.studies.run import RunRequest, can_stack, list_folds
+from fedmutual.studies.observers import Watch, make_warning_observers
+from fedmutual.studies.run import RunRequest, can_stack
 from fedmutual.studies.side_by_side import limit_jobs, train_queue
 from fedmutual.studies.trained_run import Run, open_trained_run
+from fedmutual.user_code.recorded_code import set_trust
+
+RunKey = tuple[str | int, ...]
+"""Which run: (label of the setting, seed), with split.folds (label, seed, fold); of one configuration () or (fold,)."""
+Runs = Mapping[Path, tuple[RunKey, Config]]
+"""Folder -> (which run, configuration)."""
+
+
+def list_runs(config: Config, folder: Path) -> dict[Path, tuple[RunKey, Config]]:
+    """Return the run of one configuration; with split.folds one for each fold, in FOLDER/<fold>."""
+    if config.split.folds is None or config.split.fold is not None:
+        return {folder: ((), config)}
+    splits = [config.split.model_copy(update={"fold": fold}) for fold in range(config.split.folds)]
+    return {folder / str(s.fold): ((s.fold or 0,), config.model_copy(update={"split": s})) for s in splits}
+
+
+def format_run(key: RunKey) -> str:
+    """Return which run it is, in words: "fml, seed 3, fold 0"; "" for the one run of a configuration."""
+    if len(key) < 2:
+        return "".join(f"fold {fold}" for fold in key)
+    return ", ".join((f"{key[0]}, seed {key[1]}", *(f"fold {fold}" for fold in key[2:])))
+
+
+def run(
+    config: Config,
+    out: str | Path | None = None,
+    resume: bool = False,
+    observers: Sequence[Observer] = (),
+    trust_code: bool = False,
+) -> Run:
+    """Train an experiment into a folder, and return the run; with `split.folds` all folds (`Run.folds`).
+
+    out: the folder; None: `runs/<name>`.
+    resume: continue the run in the folder from its last saved state; a finished run is not trained again.
+    observers: functions that get each event of `fedmutual.events`.
+    trust_code: continue with code that has changed since the run recorded the code.
+
+    Each remark is a `RemarkWarning`.
+
+    Raises:
+        UserError: the experiment cannot be trained; one sentence says why.
+        Diverged: a client's loss or weights are not finite; the last saved state is kept.
+        Refused: a reply of a client holds something that must not leave the client.
+    """
+    folder = Path(out) if out is not None else Path("runs") / config.name
+    watch = make_warning_observers()
+    with set_trust(trust_code):
+        train_runs(list_runs(config, folder), resume, lambda name: watch(name or config.name), observers=observers)
+    return open_trained_run(folder, config)
 
 
 def list_seeds(config: Config, count: int) -> range:
@@ -35,6 +84,7 @@ class Setting:
     config: Config
     folder: str  # of its runs, in the folder of the study
     values: Mapping[str, Any] = field(default_factory=dict)  # by dotted key: what the setting changes in the configuration
+    chosen: Mapping[RunKey, Mapping[str, Any]] = field(default_factory=dict)  # likewise, by () or (fold,): what trials chose
 
 
 @dataclass(frozen=True)
@@ -46,13 +96,13 @@ class Study:
     out: Path
 
     @property
-    def runs(self) -> dict[Path, tuple[str, Config]]:
-        """Folder -> (label in messages, configuration) of each run, in the order of the settings and then of the seeds."""
+    def runs(self) -> dict[Path, tuple[RunKey, Config]]:
+        """Folder -> (which run, configuration), in the order of the settings and then of the seeds."""
         return {
-            folder: (f"{setting.label}, seed {seed}{'' if folder == place else f', fold {folder.name}'}", config)
+            folder: ((setting.label, seed, *fold), override_config(config, setting.chosen.get(fold, {})))
             for setting in self.settings
             for seed, place in self.find_folders(setting).items()
-            for folder, config in list_folds(setting.config.model_copy(update={"seed": seed}), place).items()
+            for folder, (fold, config) in list_runs(setting.config.model_copy(update={"seed": seed}), place).items()
         }
 
     def find_folders(self, setting: Setting) -> dict[int, Path]:
@@ -63,19 +113,6 @@ class Study:
         """Return seed -> run, of the finished runs of a setting that this process has trained or resumed."""
         return {seed: open_trained_run(folder, setting.config) for seed, folder in self.find_folders(setting).items()}
 
-    def check_folders(self, resume: bool) -> None:
-        """Check that every run can begin in its folder, or with `resume` can continue there. No folder is changed.
-
-        Raises:
-            RunError: a folder holds other files, or a run that this configuration cannot resume.
-            ConfigError: config.toml of a run to resume is damaged.
-        """
-        for folder, (_, config) in self.runs.items():
-            if resume and (folder / CONFIG).exists():
-                check_resumable(folder, config)
-            else:
-                check_free(folder)
-
     def train(
         self,
         resume: bool,
@@ -84,29 +121,69 @@ class Study:
         tolerated: tuple[type[Exception], ...] = (),
         observers: Sequence[Observer] = (),
     ) -> dict[Path, Exception]:
-        """Train each run into its folder, and return folder -> error, of the runs with a tolerated error.
+        """As `train_runs`, of all runs."""
+        return train_runs(self.runs, resume, watch, jobs, tolerated, observers)
 
-        With the engine "stacked", or "auto" on a GPU, all runs train at once, with their clients in common stacks; else
-        several runs train side by side if this is faster. With `resume` a finished run is not trained again.
 
-        watch: an observer for the run of this name; of a run in a worker process it sees the start, notes, replies, scores,
-        and the end. jobs: the number of runs side by side; None: chosen by the time of the first run. tolerated: errors of
-        one run after which the other runs continue. observers: of every run, as `watch` sees it.
+def check_folders(runs: Runs, resume: bool) -> None:
+    """Check that every run can begin in its folder, or with `resume` can continue there. No folder is changed.
 
-        Raises:
-            ConfigError: `jobs` is above 1, and the runs cannot run side by side.
-            UserError, Diverged: the error of the first run that failed. Runs that trained side by side are stopped, and can
-                be resumed; runs in common stacks were trained to their end.
-        """
-        requests = [
-            RunRequest(config, folder, resume, [*observers, *([watch(label)] if watch else [])])
-            for folder, (label, config) in self.runs.items()
-        ]
-        configs = [request.config for request in requests]
-        is_stacked = can_stack(configs)
-        queue = _StudyQueue([requests] if is_stacked else [[request] for request in requests], tolerated)
-        train_queue(queue, 1 if is_stacked else limit_jobs(configs, jobs))
-        return queue.problems
+    Raises:
+        RunError: a folder holds other files, or a run that this configuration cannot resume.
+        ConfigError: config.toml of a run to resume is damaged.
+    """
+    for folder, (_, config) in runs.items():
+        if resume and (folder / CONFIG).exists():
+            check_resumable(folder, config)
+        else:
+            check_free(folder)
+
+
+def train_runs(
+    runs: Runs,
+    resume: bool,
+    watch: Watch | None = None,
+    jobs: int | None = None,
+    tolerated: tuple[type[Exception], ...] = (),
+    observers: Sequence[Observer] = (),
+) -> dict[Path, Exception]:
+    """Train each run into its folder, and return folder -> error, of the runs with a tolerated error.
+
+    With the engine "stacked", or "auto" on a GPU, all runs train at once, with their clients in common stacks; else
+    several runs train side by side if this is faster. With `resume` a finished run is not trained again.
+
+    watch: an observer for the run of this name; of a run in a worker process it sees the start, notes, replies, scores,
+    and the end. jobs: the number of runs side by side; None: chosen by the time of the first run, and 1 with `observers`,
+    which see every event of every run. tolerated: errors of one run after which the other runs continue.
+
+    Raises:
+        ConfigError: `jobs` is above 1, and the runs cannot run side by side.
+        UserError: as `check_folders`, before the first run is trained.
+        UserError, Diverged: the error of the first run that failed. Runs that trained side by side are stopped, and can
+            be resumed; runs in common stacks were trained to their end.
+    """
+    check_folders(runs, resume)
+
+    def name_run(observer: Observer, key: RunKey) -> Observer:
+        def observe(event: Event) -> None:
+            observer(replace(event, run=key))
+
+        return observe
+
+    requests = [
+        RunRequest(
+            config,
+            folder,
+            resume,
+            [*(name_run(observer, key) for observer in observers), *([watch(format_run(key))] if watch else [])],
+        )
+        for folder, (key, config) in runs.items()
+    ]
+    configs = [request.config for request in requests]
+    is_stacked = can_stack(configs)
+    queue = _StudyQueue([requests] if is_stacked else [[request] for request in requests], tolerated)
+    train_queue(queue, 1 if is_stacked else limit_jobs(configs, 1 if observers and jobs is None else jobs))
+    return queue.problems
 
 
 class _StudyQueue:

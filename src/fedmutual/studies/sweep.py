@@ -38,8 +38,7 @@ from fedmutual.rundir.file_names import SUMMARY
 from fedmutual.scores import is_disclosed
 from fedmutual.studies import privacy_plan
 from fedmutual.studies.observers import Watch, make_warning_observers
-from fedmutual.studies.run import check_one_run
-from fedmutual.studies.study import Setting, Study, list_seeds
+from fedmutual.studies.study import Setting, Study, check_folders, format_run, list_seeds
 from fedmutual.user_code.recorded_code import set_trust
 
 RESULT = "sweep.json"
@@ -167,7 +166,6 @@ def _make_settings(
         label = make_label({key: values[key] for key in several})
         try:
             config = parse_config(dict(tables), "configuration" if given else str(experiment), values)
-            check_one_run(config, "each setting of a sweep")
             if config.records.evaluate_on != "all":  # the command for the chosen setting would not score them either
                 raise ConfigError("records.evaluate_on: a sweep always scores hold-out rows only; remove the key")
             if by is not None and not _has_model(config, by):
@@ -230,7 +228,7 @@ def train_sweep(plan: SweepPlan, resume: bool = False, watch: Watch | None = Non
         UserError: a folder, the data or a network is wrong; raised before the first run is trained.
     """
     study = plan.study
-    study.check_folders(resume)
+    check_folders(study.runs, resume)
     _rehearse(study)
     diverged = study.train(resume, watch, jobs, tolerated=(Diverged,))
     result = _judge_sweep(plan, diverged)
@@ -240,20 +238,20 @@ def train_sweep(plan: SweepPlan, resume: bool = False, watch: Watch | None = Non
 
 def _rehearse(study: Study) -> None:
     """Read the data and build the networks of each setting to train, so that errors appear now and not hours later."""
-    unfinished = {folder: run for folder, run in study.runs.items() if not (folder / SUMMARY).exists()}
+    unfinished = [run for folder, run in study.runs.items() if not (folder / SUMMARY).exists()]
     prepared: dict[tuple[str, ...], dict[str, data.Prepared]] = {}
-    rehearsed = set[Path]()
+    rehearsed = set[object]()
     with torch.random.fork_rng(devices=[]):
-        for folder, (label, config) in unfinished.items():
-            if folder.parent in rehearsed:
+        for key, config in unfinished:
+            if key[0] in rehearsed:
                 continue
-            rehearsed.add(folder.parent)
+            rehearsed.add(key[0])
             own_networks = list_user_networks(config)  # which choose the form of inputs
             prepared[own_networks] = prepared.get(own_networks) or data.prepare(config)
             try:
                 _check_scores(build.build(config, prepared=prepared[own_networks]))
             except UserError as problem:
-                raise type(problem)(f"with {label}: {problem}") from None
+                raise type(problem)(f"with {format_run(key)}: {problem}") from None
 
 
 def _check_scores(experiment: Experiment) -> None:
@@ -273,14 +271,21 @@ def _check_scores(experiment: Experiment) -> None:
 def _judge_sweep(plan: SweepPlan, diverged: Mapping[Path, Exception]) -> Sweep:
     """Return the best setting, and warnings about this setting and others. diverged: folder of a run -> error."""
     study = plan.study
+    ended = {study.runs[folder][0][:2]: str(problem) for folder, problem in diverged.items()}  # by setting and seed
     tried = []
     for setting, local_only in zip(plan.combinations, plan.local_only, strict=True):
         folders = study.find_folders(setting)
-        errors = {seed: str(diverged[folder]) for seed, folder in folders.items() if folder in diverged}
+        errors = {seed: ended[setting.label, seed] for seed in folders if (setting.label, seed) in ended}
         beside = study.find_folders(local_only) if local_only else None
         tried.append(ScoredTrial(setting.values, setting.label, folders, errors, plan.by, beside))
     best = pick_best(tried)
     warnings = describe_choice(tried, best, _find_ends_of_values(plan, tried, best[0]) if best else ())
+    split = plan.combinations[0].config.split
+    if split.folds and split.fold is None:
+        warnings.append(
+            f"rows that are held out in one of the {split.folds} folds are scored in another one, so a run with these folds "
+            "and the chosen setting scores too well; `fedmutual compare --tune` chooses for each fold by itself"
+        )
     if cost := privacy_plan.describe_trials([*study.runs], plan.combinations[0].config):
         warnings.append(cost)
     return Sweep(study.out, tuple(tried), best, tuple(warnings))

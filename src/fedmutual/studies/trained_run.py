@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,22 +70,30 @@ class Run:
         Raises:
             ConfigError: config.toml is missing or damaged.
         """
-        self.folder = Path(folder)
-        self.config = read_dumped(self.folder / CONFIG)
-        self._code: plugins.Rule = RecordedCode(self.folder, trust_code)
+        self.folder = self._first = Path(folder)  # of folds the folder of the first one
+        self._fold_folders: tuple[Path, ...] = ()
+        if not (self.folder / CONFIG).exists() and (self.folder / "0" / CONFIG).is_file():
+            self._first = self.folder / "0"
+        self.config = config = read_dumped(self._first / CONFIG)
+        if self._first != self.folder:
+            self.config = config.model_copy(update={"split": config.split.model_copy(update={"fold": None})})
+            folders = (self.folder / str(fold) for fold in range(config.split.folds or 0))
+            self._fold_folders = tuple(place for place in folders if (place / CONFIG).is_file())
+        self._code = RecordedCode(self.folder, trust_code)
         named = {name if name == "shared" else f"model.{name}": make for name, make in (models or {}).items()}
         self._objects: Mapping[str, Any] | None = named or None  # the caller's, of a run of objects in memory
 
     def __repr__(self) -> str:
         """Return the run's method, state, and the last scores that clients share."""
-        last = read_scores(self.folder)
+        last = self.history()
         state = "finished" if self.finished else "not finished"
-        clients = read_model_environment(self.folder).clients
-        text = f"<Run {self.config.name!r}: {self.config.algorithm['name']}, {len(clients)} clients, {state}"
+        clients, folds = read_model_environment(self._first).clients, f", {len(self._fold_folders)} folds"
+        text = f"<Run {self.config.name!r}: {self.config.algorithm['name']}, {len(clients)} clients"
+        text += f"{folds if self._fold_folders else ''}, {state}"
         if last.empty:
             return f"{text}, in {self.folder}>"
         last = last[last["round"] == last["round"].max()]
-        metric = read_metric(self.folder)
+        metric = read_metric(self._first)
         scale, chosen = MetricScale(metric=metric), last[(last["metric"] == metric.name) & (last["data"] != "holdout")]
         means = chosen.groupby(["model", "data"])["value"].mean()
         scores = ", ".join(
@@ -96,27 +105,57 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether all rounds are complete and summary.json is written. Raises RunError if summary.json is damaged."""
+        if self._fold_folders:
+            return len(self._fold_folders) == self.config.split.folds and all(fold.finished for fold in self.folds)
         return is_finished(read_summary(self.folder), self.config.rounds)
+
+    @property
+    def folds(self) -> tuple["Run", ...]:
+        """With `split.folds` the runs of the folds, in their order, each with models of its own; () for a single run."""
+        return tuple(map(self._open_fold, self._fold_folders))
+
+    def _open_fold(self, folder: Path) -> "Run":
+        fold = copy(self)
+        fold.folder, fold._first, fold._fold_folders = folder, folder, ()
+        fold.config, fold._code = read_dumped(folder / CONFIG), self._code.move(folder)
+        return fold
+
+    @property
+    def _single(self) -> Path:
+        """The folder. Raises RunError if the run has folds."""
+        if self._fold_folders:
+            raise RunError(
+                f"{self.folder}: has {len(self._fold_folders)} folds, each with models and a summary of its own; use one of "
+                f"them: {self._first} (in Python: run.folds[0])"
+            )
+        return self.folder
 
     @property
     def summary(self) -> dict[str, Any]:
         """The content of summary.json. Raises RunError if the file is missing or damaged."""
-        return read_json(self.folder / SUMMARY)
+        return read_json(self._single / SUMMARY)
 
     def history(self) -> "pd.DataFrame":
         """Return all scores over the rounds, one row for each number; no rows before the first evaluation.
 
         Columns: round (from 1), model ("global", "personal", "ensemble" or "meme"), client (None: the common test set), data
         ("validation", "test" or "holdout"; of domains also "test.own", "test.others" and "validation.all"), metric,
-        value (accuracies are fractions in [0, 1]).
+        value (accuracies are fractions in [0, 1]); of a run with folds first the fold.
 
         Raises:
             RunError: metrics.jsonl is damaged.
         """
-        return read_scores(self.folder)
+        if not self._fold_folders:
+            return read_scores(self.folder)
+        import pandas as pd  # takes 0.3 s
+
+        tables = {int(folder.name): read_scores(folder) for folder in self._fold_folders}
+        return pd.concat(tables, names=["fold"]).reset_index("fold").reset_index(drop=True)
 
     def plot(self, metric: str | None = None, data: str = "validation") -> Any:
         """Draw a metric over the rounds, one line for each model and client, and return the matplotlib Axes.
+
+        Of folds the line is the mean.
 
         metric: a metric of `history`; None: the main metric of the run, which is the accuracy for classification.
 
@@ -126,7 +165,7 @@ class Run:
         """
         import matplotlib.pyplot as plt  # a second to import, and only plots need it
 
-        metric, history = metric or read_metric(self.folder).name, self.history()
+        metric, history = metric or read_metric(self._first).name, self.history()
         chosen = history[(history["metric"] == metric) & (history["data"] == data)]
         if chosen.empty:
             known = history[["metric", "data"]].drop_duplicates().itertuples(index=False)
@@ -135,7 +174,8 @@ class Run:
         _, axes = plt.subplots()
         for (model, client), line in chosen.groupby(["model", "client"], dropna=False):
             label = model if client is None or client != client else f"{model}, {client}"
-            axes.plot(line["round"], line["value"], label=label, linestyle="--" if model == "global" else "-", marker=".")
+            means = line.groupby("round")["value"].mean()
+            axes.plot(means.index, means, label=label, linestyle="--" if model == "global" else "-", marker=".")
         axes.set(xlabel="round", ylabel=f"{metric} on {data}", title=self.config.name)
         axes.legend()
         return axes
@@ -198,8 +238,8 @@ class Run:
         Raises:
             RunError: nothing was saved, or the run has no `records.keep_best`.
         """
-        owner = POOLED if read_model_environment(self.folder).pooled else client
-        state_folder = server_folder(self.folder) if owner is None else client_folder(self.folder, owner)
+        owner = POOLED if read_model_environment(self._single).pooled else client
+        state_folder = server_folder(self._single) if owner is None else client_folder(self._single, owner)
         return bests.find_best(state_folder, self._find_saved().round)[0]
 
     @property
@@ -210,7 +250,7 @@ class Run:
             RunError: nothing was saved, or a file is damaged.
             ConfigError: the code of the network may not be imported.
         """
-        return self._read_state(server_folder(self.folder)).keys() >= self._list_shared_names()
+        return self._read_state(server_folder(self._single)).keys() >= self._list_shared_names()
 
     def global_model(self, best: bool = False) -> nn.Module:
         """Return the shared model in eval mode, after the last saved round or after the best round.
@@ -219,19 +259,19 @@ class Run:
             RunError: nothing was saved, no complete shared model exists, or no best round was stored.
             ConfigError: the code of the network may not be imported.
         """
-        known, shared = read_model_environment(self.folder), self.config.model.shared
+        known, shared = read_model_environment(self._single), self.config.model.shared
         if known.pooled:
             state = self._read_client_state(POOLED, best=best)
             return self._build_net(shared, lambda _: state)
-        state = self._read_state(server_folder(self.folder))
+        state = self._read_state(server_folder(self._single))
         if not self.complete:
             is_part = state.keys() & self._list_shared_names()
             reason = "a part of the model stays with each client" if is_part else "nothing is shared"
             raise RunError(
-                f"{self.folder}: this run has no complete global model, because {reason}; use the model of one client "
+                f"{self._single}: this run has no complete global model, because {reason}; use the model of one client "
                 f"(`fedmutual predict --client ID`): {', '.join(known.clients)}"
             )
-        saved = self._read_state(server_folder(self.folder), best)
+        saved = self._read_state(server_folder(self._single), best)
         return self._build_net(shared, lambda names: {k: saved[k] for k in names if k in saved})
 
     def personal_model(self, client: str, best: bool = False) -> nn.Module:
@@ -241,10 +281,10 @@ class Run:
             RunError: nothing was saved, there is no such client or model, or no best round was stored.
             ConfigError: the code of the network may not be imported.
         """
-        names = read_model_environment(self.folder).models.personal
+        names = read_model_environment(self._single).models.personal
         if client not in names:
             known = ", ".join(names) or "none: its algorithm trains no personal models"
-            raise RunError(f"{self.folder}: there is no personal model of client {client!r}; there are {known}")
+            raise RunError(f"{self._single}: there is no personal model of client {client!r}; there are {known}")
         state = self._read_client_state(client, best=best)
         return self._build_net(names[client].name, lambda _: state, client)
 
@@ -258,12 +298,12 @@ class Run:
         meme_state = self._read_client_state(client, "meme.")  # of a proxy all of it
 
         def find_state(names: Collection[str]) -> Message:
-            return meme_state if set(names) <= meme_state.keys() else read_shared_state(self.folder) | meme_state
+            return meme_state if set(names) <= meme_state.keys() else read_shared_state(self._single) | meme_state
 
         rng, model, sizes = At(0, -1, 1).rng("any"), self.config.model, self._find_sizes(client)
 
         def make() -> nn.Module:
-            takes = read_interface(self.folder, client)
+            takes = read_interface(self._single, client)
             examples = make_constants(takes.shape, takes.scaling)
             return build_meme(model, *sizes, rng, rng, of_pixels=None, examples=examples, check=False)
 
@@ -281,7 +321,7 @@ class Run:
         personal = self.personal_model(client)
         weight = self._read_client_state(client, "memory.").get(WEIGHT)
         if weight is None:
-            raise RunError(f"{self.folder}: this run has no ensembles; train one with records.ensemble = true")
+            raise RunError(f"{self._single}: this run has no ensembles; train one with records.ensemble = true")
         return Ensemble(personal, self.global_model() if self.complete else self.meme(client), float(weight)).eval()
 
     def task(self, client: str | None = None) -> Task:
@@ -291,12 +331,12 @@ class Run:
             UserError: there is no such client, or the code of an own task is missing or may not be imported.
         """
         with self._use_code():
-            takes = read_interface(self.folder, client)
+            takes = read_interface(self._single, client)
             return make_task(takes.task, outputs=takes.classes)
 
     def _choose_model(self, client: str | None, best: bool = False, ensemble: bool = False) -> AnsweringModel:
         """Return the model that answers. The arguments and the errors are those of `choose_model`."""
-        place, shared = self.folder, self.config.model.shared
+        place, shared = self._single, self.config.model.shared
         known = read_model_environment(place)
         if client is not None and client not in known.clients:
             raise RunError(f"{place}: there is no client {client!r}; there are {', '.join(known.clients)}")
@@ -357,7 +397,7 @@ class Run:
 
     def _find_sizes(self, client: str | None = None) -> tuple[Shape, int]:
         """Return the inputs and outputs of one client's networks, or of all clients' networks."""
-        space = find_participant(self.folder, read_model_environment(self.folder).clients, client)
+        space = find_participant(self._single, read_model_environment(self._single).clients, client)
         return Shapes(space.input) if isinstance(space.input, dict) else space.input, space.outputs
 
     def _list_shared_names(self) -> set[str]:
@@ -368,9 +408,9 @@ class Run:
             return {*(models.make_outline(make, name) or make()).state_dict()}
 
     def _find_saved(self) -> Saved:
-        saved = read_checkpoint(self.folder)
+        saved = read_checkpoint(self._single)
         if saved is None:
-            raise RunError(f"{self.folder}: nothing was saved yet, so there is no model")
+            raise RunError(f"{self._single}: nothing was saved yet, so there is no model")
         return saved
 
     def _read_state(self, state_folder: Path, best: bool = False) -> dict[str, torch.Tensor]:
@@ -380,7 +420,7 @@ class Run:
         return read_state(state_folder / make_file_name(saved.round), saved.run, saved.round)
 
     def _read_client_state(self, client: str, prefix: str = "personal.", best: bool = False) -> dict[str, torch.Tensor]:
-        state = self._read_state(client_folder(self.folder, client), best)
+        state = self._read_state(client_folder(self._single, client), best)
         return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
 
     def _make_factory(self, name: str, client: str | None = None) -> Callable[[], nn.Module]:
@@ -415,7 +455,7 @@ class Run:
             saved, needed = (format_tensor(tensors[key]) if key in tensors else "none" for tensors in (state, wanted))
             if saved != needed:
                 raise RunError(
-                    f"{self.folder}: the saved tensor {key!r} is {saved}, and network {name!r} has {needed} by "
+                    f"{self._single}: the saved tensor {key!r} is {saved}, and network {name!r} has {needed} by "
                     "environment.json; restore the folder as the run wrote it"
                 )
         return state
@@ -424,7 +464,7 @@ class Run:
 def open_trained_run(folder: Path, config: Config) -> Run:
     """Return a run that the user's own configuration has just trained, whose code the user chose."""
     run = Run(folder)
-    run._code = RecordedCode(folder, granted=config.model_dump())
+    run._code = RecordedCode(run.folder, granted=config.model_dump())
     return run
 
 
@@ -460,7 +500,7 @@ def choose_model(
 def _locate_model(path: Path, client: str | None) -> tuple[Path, str | None]:
     """Return the run's folder and the client whose model is meant."""
     if path.suffix != ".safetensors":
-        if not (path / CONFIG).is_file():
+        if not any((place / CONFIG).is_file() for place in (path, path / "0")):
             raise RunError(f"{path}: is neither a run's folder nor a model file in a run's folder")
         return path, client
     if client is not None:

@@ -8,6 +8,7 @@ digest, or if the user trusts the code.
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,12 @@ class RecordedCode(plugins.WorkingFolder):
         """granted: tables of the user's configuration, whose modules are the user's choice."""
         self._folder, self._trusted = folder, trust_code or _trusts.get()
         self._granted = list_named_modules(granted or {}).keys() | set(SHIPPED)
+
+    def move(self, folder: Path) -> "RecordedCode":
+        """Return the rule for another run folder of the same configuration."""
+        moved = copy(self)
+        moved._folder = folder
+        return moved
 
     def admit(self, module: str, key: str) -> None:
         """Put the working folder in the search path, if the module may be imported.
