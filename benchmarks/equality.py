@@ -29,7 +29,7 @@ import torch
 from other_library import read_defaults
 from torch import Tensor, nn
 
-from fedmutual.algorithms import MOON, SCAFFOLD, Ditto, FedAvg, FedProto, FedProx, FedRep
+from fedmutual.algorithms import MOON, SCAFFOLD, Ditto, FedALA, FedAvg, FedProto, FedProx, FedRep, PFedMe
 from fedmutual.core import Batch, Client, Message, Phase
 from fedmutual.engines.inprocess import InProcess
 from fedmutual.engines.loop import federate
@@ -51,6 +51,7 @@ class Method:
     stays: str | None = None  # tensors with this text in their names stay with the client
     norm: bool = False  # whether the network has a BatchNorm layer
     settings: Mapping[str, float] = field(default_factory=dict)  # options of PFLlib's command line
+    decay: float = 0.0  # the weight decay of personal networks, which PFLlib does not let its users set
 
 
 _WORK: dict[str, Any] = {"local_epochs": EPOCHS, "batch_size": BATCH}
@@ -64,6 +65,16 @@ METHODS = {
     "fedbn": Method(FedAvg(**_WORK), "serverbn", "FedBN", stays="bn", norm=True),
     "scaffold": Method(SCAFFOLD(**_WORK), "serverscaffold", "SCAFFOLD", settings={"server_learning_rate": 1.0}),
     "moon": Method(MOON(contrast=PULL, **_WORK), "servermoon", "MOON", settings={"mu": PULL, "tau": 0.5}),
+    "fedala": Method(
+        FedALA(rows_share=1, **_WORK), "serverala", "FedALA", settings={"eta": 1.0, "rand_percent": 100, "layer_idx": 2}
+    ),
+    "pfedme": Method(
+        PFedMe(moreau_lam=PULL, inner_steps=3, outer_rate=0.2, **_WORK),
+        "serverpFedMe",
+        "pFedMe",
+        settings={"lamda": PULL, "K": 3, "local_learning_rate": 0.2, "p_learning_rate": RATE, "beta": 1.0},
+        decay=0.001,
+    ),
     "fedproto": Method(FedProto(proto_lam=PULL, **_WORK), "serverproto", "FedProto", settings={"lamda": PULL}),
 }
 
@@ -134,7 +145,8 @@ def train_here(method: Method, rows: Mapping[str, RecordedRows]) -> tuple[list[C
     for id, data in rows.items():
         names = [n for n, scores in (("personal", {"personal"}), ("meme", {"global"})) if scores & set(algorithm.scores)]
         nets = {name: deepcopy(shared) for name in names}
-        optimizers = {name: torch.optim.SGD(net.parameters(), lr=0.0) for name, net in nets.items()}
+        decays = {"personal": method.decay}
+        optimizers = {k: torch.optim.SGD(n.parameters(), lr=0.0, weight_decay=decays.get(k, 0.0)) for k, n in nets.items()}
         sent = crosses if "meme" in nets else ()
         clients.append(Client(id, nets, optimizers, {"private": data}, rate=RATE, shared=sent))
     plan = RoundPlan(algorithm, 0, ROUNDS, tuple(SIZES), (), 1.0, ROUNDS, {}, {}, {})
@@ -169,6 +181,8 @@ def train_there(method: Method, system: Path, rows: Mapping[str, RecordedRows]) 
     """Return PFLlib's server after the last round, trained on the batches that were recorded here."""
     server = make_server(method, system)
     server.selected_clients = server.clients
+    for client in server.clients if method.name == "FedALA" else ():
+        client.ALA.train_data = list(zip(*rows[str(client.id)].select_all()[0], strict=True))
     for round in range(ROUNDS):
         if hasattr(server, "send_models") and method.name != "FedProto":
             server.send_models()
@@ -187,8 +201,11 @@ def train_there(method: Method, system: Path, rows: Mapping[str, RecordedRows]) 
             server.global_protos = aggregation(server.uploaded_protos)
             server.send_protos()
         else:
+            server.previous_global_model = deepcopy(list(server.global_model.parameters()))
             server.receive_models()
             server.aggregate_parameters()
+            if method.name == "pFedMe":
+                server.beta_aggregate_parameters()
     return server
 
 
@@ -197,6 +214,8 @@ def find_difference(method: Method, clients: list[Client], state: Message, serve
     differences = []
     for ours, other in zip(clients, server.clients, strict=True):
         for name, net in ours.nets.items():
+            if name == "personal" and method.name == "pFedMe":  # PFLlib overwrites it by the client's copy
+                continue
             theirs = getattr(other, "model_per", other.model) if name == "personal" else other.model
             reference = theirs.state_dict()
             differences += [(tensor - reference[k]).abs().max().item() for k, tensor in net.state_dict().items()]

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-GENERATED = ("configuration.md", "benchmark.md", "findings.md")
+GENERATED = ("configuration.md", "methods.md", "benchmark.md", "findings.md")
 EXAMPLE = re.compile(r"^```.*?^```$", re.M | re.S)
 TABLES = re.compile(r"<!-- [\w ]+: made by .*?<!-- end of [\w ]+ -->|<!-- tables: .*?<!-- end of tables -->", re.S)
 ROW = re.compile(r"^\| `([\w.*]+)` \|(.*)\| \d+ \| [\d,]+ \|$", re.M)

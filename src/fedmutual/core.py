@@ -369,6 +369,8 @@ class Phase(abc.ABC):
     dp_ready: ClassVar[bool] = False
     # whether the client keeps what it sends, for its next phase: `Client.previous`
     keeps_reply: ClassVar[bool] = False
+    # whether the client's personal network becomes what the client sends, after the boundary has let it pass
+    adopts_reply: ClassVar[bool] = False
     # the algorithm whose shared model `fedmutual adapt` fine-tunes for comparison with a newcomer that learns by this class;
     # None: a newcomer cannot learn by it. A subclass does not inherit it
     adapt_rival: ClassVar[str | None] = None

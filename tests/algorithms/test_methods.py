@@ -11,6 +11,7 @@ from fedmutual.algorithms import (
     FML,
     SCAFFOLD,
     Ditto,
+    FedALA,
     FedAvg,
     FedAvgFT,
     FedDF,
@@ -20,6 +21,7 @@ from fedmutual.algorithms import (
     FedProx,
     FedRep,
     FedTGP,
+    PFedMe,
     ProxyFL,
 )
 from fedmutual.algorithms.fedproto import EXAMPLES, PROTOTYPES
@@ -307,6 +309,51 @@ def test_a_round_of_fedrep():
         bodies[client.id] = BODY - LR * halves(client.id, BODY, head)[1]
         assert np.abs(weight(client.nets["meme"][1]) - head).max() < 1e-12
     assert np.abs(shared_state["0.weight"].numpy() - average(bodies)).max() < 1e-12
+
+
+def test_three_rounds_of_fedala():
+    """The heads begin at own + W (received - own); W takes 11 steps the first time, whose losses are steady, then one."""
+    phase = FedALA(rows_share=1, share_rate=20.0, **ONE)
+    ours = clients(phase.algorithm(), shared=[BODY, HEAD], personal_weights={i: [BODY, HEAD] for i in X})
+    state = federation(
+        phase.algorithm(), ours, rounds=3, start={"0.weight": torch.tensor(BODY), "1.weight": torch.tensor(HEAD)}
+    )
+    body, head, own, shares = BODY, HEAD, dict.fromkeys(X, (BODY, HEAD)), dict.fromkeys(X, np.ones_like(HEAD))
+    for steps in (0, 11, 1):
+        for i in X:
+            change = head - own[i][1]
+            for _ in range(steps):
+                slope = halves(i, body, own[i][1] + change * shares[i])[0]
+                shares[i] = np.clip(shares[i] - 20.0 * slope * change, 0, 1)
+            begin = own[i][1] + change * shares[i]
+            of_head, of_body = halves(i, body, begin)
+            own[i] = body - LR * of_body, begin - LR * of_head
+        body, head = (average({i: layers[k] for i, layers in own.items()}) for k in range(2))
+    assert any(0 < share.min() < 1 for share in shares.values())
+    for k, layer in enumerate((body, head)):
+        assert np.abs(state[f"{k}.weight"].numpy() - layer).max() < 1e-12
+        for one in ours:
+            assert np.abs(weight(one.nets["personal"][k]) - own[one.id][k]).max() < 1e-12
+
+
+def test_two_rounds_of_pfedme():
+    """For each of two batches K = 3 steps of theta, then one of w; both begin a round as received."""
+    lam, eta, beta = 0.8, 0.2, 0.6
+    phase = PFedMe(moreau_lam=lam, inner_steps=3, outer_rate=eta, server_step=beta, **ONE | {"local_epochs": 2})
+    ours = clients(phase.algorithm())
+    state = federation(phase.algorithm(), ours, rounds=2, start=start())
+    shared = SHARED
+    for _ in range(2):
+        w, theta = dict.fromkeys(X, shared), dict.fromkeys(X, shared)
+        for i in X:
+            for _ in range(2):
+                for _ in range(3):
+                    theta[i] = theta[i] - LR * (gradient(i, theta[i]) + lam * (theta[i] - w[i]))
+                w[i] = w[i] - eta * lam * (w[i] - theta[i])
+        shared = shared + beta * (average(w) - shared)
+    assert np.abs(state["weight"].numpy() - shared).max() < 1e-12
+    for one in ours:
+        assert np.abs(weight(one.nets["personal"]) - theta[one.id]).max() < 1e-12
 
 
 def own_prototypes(i, body):

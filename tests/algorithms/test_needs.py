@@ -96,6 +96,8 @@ def test_classes_that_differ_are_not_held_against_each_other(name, place):
         ({"name": "fedopt", "tau": 0.0}, "key 'algorithm.tau' must be above 0, not 0"),
         ({"name": "scaffold", "server_step": 0.0}, "key 'algorithm.server_step' must be above 0, not 0"),
         ({"name": "moon", "contrast_temperature": 0.0}, "key 'algorithm.contrast_temperature' must be above 0, not 0"),
+        ({"name": "fedala", "rows_share": 1.5}, "key 'algorithm.rows_share' must be between 0 and 1, not 1.5"),
+        ({"name": "pfedme", "inner_steps": 0}, "key 'algorithm.inner_steps' must be at least 1, not 0"),
         ({"name": "feddf", "distill_lr": 0.0}, "key 'algorithm.distill_lr' must be above 0, not 0"),
         ({"name": "feddf", "bench": 1}, "unknown key 'algorithm.bench'"),
     ],

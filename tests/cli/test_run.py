@@ -241,15 +241,16 @@ def test_lists(cli):
     assert all(name in algorithms for name in ("fml", "fedprox", "independent", "centralised", "alpha, beta, temperature"))
     assert "lenet5" in cli("list", "models")[1]
     assert "mnist" in cli("list", "data")[1]
-    fix = "name algorithms, models, data, experiments, keys or an algorithm, your own as module:Class"
+    fix = "name algorithms, models, data, experiments, keys, methods or an algorithm, your own as module:Class"
     assert cli("list", "things")[2].strip() == f"error: there is nothing to list called 'things'; {fix}"
     assert cli("list")[2].strip() == f"error: {fix}"
 
 
-def test_the_page_of_keys_is_what_the_command_prints(cli):
-    page = Path(__file__).parents[2] / "docs" / "configuration.md"
-    out, _ = cli.run("list", "keys")
-    assert page.read_text(encoding="utf-8") == out, "renew it: uv run fedmutual list keys > docs/configuration.md"
+@pytest.mark.parametrize(("what", "page"), [("keys", "configuration.md"), ("methods", "methods.md")])
+def test_a_page_is_what_the_command_prints(cli, what, page):
+    out, _ = cli.run("list", what)
+    text = (Path(__file__).parents[2] / "docs" / page).read_text(encoding="utf-8")
+    assert text == out, f"renew it: uv run fedmutual list {what} > docs/{page}"
 
 
 def test_data_show_draws_the_examples(small, cli):

@@ -16,6 +16,7 @@ from fedmutual.algorithms import (
     SCAFFOLD,
     Aggregate,
     Ditto,
+    FedALA,
     FedAvg,
     FedAvgFT,
     FedH2L,
@@ -27,6 +28,7 @@ from fedmutual.algorithms import (
     FedRep,
     FedTGP,
     Independent,
+    PFedMe,
     ProxyFL,
 )
 from fedmutual.config.methods import make_optimizer
@@ -63,6 +65,8 @@ PHASES = {
     "fedopt": FedOpt(kind="yogi", **E),
     "scaffold": SCAFFOLD(server_step=0.7, **E),
     "moon": MOON(**E),
+    "fedala": FedALA(share_rate=5.0, **E),
+    "pfedme": PFedMe(moreau_lam=0.5, inner_steps=2, **E),
     "fedkd": FedKD(rank=0.2, **E),
     "proxyfl": ProxyFL(alpha=0.3, **E),
 }

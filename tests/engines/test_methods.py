@@ -21,7 +21,6 @@ def net(shape, classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(flat, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, classes))
 """
 SEEDED = ("fedh2l", "fedmd", "aggregate", "feddf")
-ALIKE = ("fedavg-ft", "ditto", "apfl")
 OF_STEPS = {"fedh2l": {"public_batch": 8}, "fedmd": {"public_batch": 8}}
 SETTINGS = OF_STEPS | {
     "fedtgp": {"server_epochs": 5},
@@ -45,7 +44,8 @@ def config(name, **changes):
         "training": {"local_epochs": 1, "batch_size": 16},
         "engine": {"device": "cpu", "name": "inprocess", "participation": 0.7},
     }
-    if "personal" in ALGORITHMS[name](**SETTINGS.get(name, {})).algorithm().scores and name not in (*ALIKE, "centralised"):
+    algorithm = ALGORITHMS[name](**SETTINGS.get(name, {})).algorithm()
+    if "personal" in algorithm.scores and not algorithm.alike and name != "centralised":
         tables["model"]["personal"] = ["mlp", "cnn1", "mlp"]
     return parse_config(tables, overrides=changes)
 

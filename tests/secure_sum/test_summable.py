@@ -7,7 +7,21 @@ from fedmutual.algorithms import ALGORITHMS
 from fedmutual.algorithms.fedavg import FedAvg
 from fedmutual.sites.secure_sum.fixed_point import is_summable
 
-SUMMABLE = {"apfl", "ditto", "fedavg", "fedbn", "fedopt", "fedper", "fedprox", "fedrep", "fml", "lg-fedavg", "moon"}
+SUMMABLE = {
+    "apfl",
+    "ditto",
+    "fedala",
+    "fedavg",
+    "fedbn",
+    "fedopt",
+    "fedper",
+    "fedprox",
+    "fedrep",
+    "fml",
+    "lg-fedavg",
+    "moon",
+}
+SUMMABLE |= {"pfedme"}
 
 
 @dataclass(frozen=True, kw_only=True)

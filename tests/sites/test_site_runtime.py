@@ -74,6 +74,8 @@ METHODS = {  # without public data, which tests of their own have
     "fedopt": {},
     "scaffold": {},
     "moon": {},
+    "fedala": {},
+    "pfedme": {},
     "fedper": {},
     "fedrep": {"head_epochs": 1},
     "lg-fedavg": {},
@@ -82,7 +84,7 @@ METHODS = {  # without public data, which tests of their own have
     "fedkd": {},
     "proxyfl": {},
 }
-ALIKE = ("fedavg-ft", "ditto", "apfl")
+ALIKE = ("fedavg-ft", "ditto", "apfl", "fedala", "pfedme")
 
 
 def of_method(name):

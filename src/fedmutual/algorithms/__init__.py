@@ -9,6 +9,7 @@ if TYPE_CHECKING:  # the types of the names that the last line of this file defi
     from fedmutual.algorithms.aggregate import Aggregate as Aggregate
     from fedmutual.algorithms.apfl import APFL as APFL
     from fedmutual.algorithms.ditto import Ditto as Ditto
+    from fedmutual.algorithms.fedala import FedALA as FedALA
     from fedmutual.algorithms.fedavg import FedAvg as FedAvg
     from fedmutual.algorithms.fedavg_ft import FedAvgFT as FedAvgFT
     from fedmutual.algorithms.feddf import FedDF as FedDF
@@ -23,6 +24,7 @@ if TYPE_CHECKING:  # the types of the names that the last line of this file defi
     from fedmutual.algorithms.fml import FML as FML
     from fedmutual.algorithms.independent import Independent as Independent
     from fedmutual.algorithms.moon import MOON as MOON
+    from fedmutual.algorithms.pfedme import PFedMe as PFedMe
     from fedmutual.algorithms.proxyfl import ProxyFL as ProxyFL
     from fedmutual.algorithms.scaffold import SCAFFOLD as SCAFFOLD
 

@@ -10,6 +10,8 @@ from fedmutual.algorithms.local import LocalEpochs
 from fedmutual.core import At, Client, Message
 from fedmutual.optimizers import reset_state
 
+SERVER_STEP = "the share of the way to the mean of the clients' weights that the server moves"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Fork(LocalEpochs):

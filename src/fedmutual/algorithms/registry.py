@@ -18,6 +18,7 @@ class Method:
     # key of [model] -> a value other than the default; it holds where the configuration leaves the key at its default
     model: Mapping[str, Any] = field(default_factory=dict)
     about: str | None = None  # one line; None: the first line of the docstring of the class
+    paper: str | None = None  # authors, title, year, address; None: those in the docstring of the module of the class
     pooled: bool = False  # whether one network learns from all participants' data in one place
 
 
@@ -43,27 +44,27 @@ METHODS = {
     "fedavg-ft": Method("fedavg_ft:FedAvgFT", "FedAvg + fine-tuning", tune={"tune_epochs": (1, 3, 5)}),
     "ditto": Method("ditto:Ditto", "Ditto", tune={"lam": (0.1, 0.5, 1.0, 2.0)}, model=_SAME_START),
     "apfl": Method("apfl:APFL", "APFL", tune={"mix": (0.25, 0.5, 0.75)}, model=_SAME_START),
-    # Arivazhagan et al., Federated Learning with Personalization Layers, 2019, https://arxiv.org/abs/1912.00818
     "fedper": Method(
         "fedavg:FedAvg",
         "FedPer",
         model=_FEATURES,
         about="FedAvg of the features; each client keeps its classifier, and trains both together.",
+        paper="Arivazhagan et al., Federated Learning with Personalization Layers, 2019, https://arxiv.org/abs/1912.00818",
     ),
     "fedrep": Method("fedrep:FedRep", "FedRep", tune={"head_epochs": (1, 5, 10)}, model=_FEATURES),
-    # Liang et al., Think Locally, Act Globally, 2020, https://arxiv.org/abs/2001.01523
     "lg-fedavg": Method(
         "fedavg:FedAvg",
         "LG-FedAvg",
         model={"part": ("classifier",), "adaptor": "rest"},
         about="FedAvg of the classifier; each client keeps its features, and trains both together.",
+        paper="Liang et al., Think Locally, Act Globally, 2020, https://arxiv.org/abs/2001.01523",
     ),
-    # Li et al., Federated Learning on Non-IID Features via Local Batch Normalization, 2021, https://arxiv.org/abs/2102.07623
     "fedbn": Method(
         "fedavg:FedAvg",
         "FedBN",
         model={"batchnorm": "local"},
         about="FedAvg of all but the BatchNorm layers, which each client keeps.",
+        paper="Li et al., Federated Learning on Non-IID Features via Local Batch Normalization, 2021, https://arxiv.org/abs/2102.07623",
     ),
     "fedproto": Method("fedproto:FedProto", "FedProto", tune={"proto_lam": (0.1, 1.0, 10.0)}),
     "fedtgp": Method("fedtgp:FedTGP", "FedTGP"),
@@ -74,5 +75,7 @@ METHODS = {
     ),
     "scaffold": Method("scaffold:SCAFFOLD", "SCAFFOLD", tune={"server_step": (0.5, 1.0, 1.5)}),
     "moon": Method("moon:MOON", "MOON", tune={"contrast": (0.1, 1.0, 5.0)}),
+    "fedala": Method("fedala:FedALA", "FedALA", tune={"layers": (1, 2), "rows_share": (0.4, 0.8)}, model=_SAME_START),
+    "pfedme": Method("pfedme:PFedMe", "pFedMe", tune={"moreau_lam": (1.0, 15.0, 30.0), "outer_rate": (0.001, 0.005, 0.02)}),
     "feddf": Method("feddf:FedDF", "FedDF", tune={"distill_steps": (30, 100, 300)}),
 }

@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 
 from fedmutual.aggregation import is_weight
-from fedmutual.algorithms.fork import Fork
+from fedmutual.algorithms.fork import SERVER_STEP, Fork
 from fedmutual.core import At, Batch, Client, Message, Net, Spec, above_zero, run_field, setting
 
 CONTROL = "control "  # begins the names of c in messages
@@ -29,7 +29,7 @@ class SCAFFOLD(Fork):
     c_i - c + (x - y) / (K r), as published. Then x = x + server_step (mean of y - x) and c = c + S / N (mean change of c_i).
     """
 
-    server_step: float = setting(1.0, "the share of the way to the mean of the clients' weights that the server moves")
+    server_step: float = setting(1.0, SERVER_STEP)
     clients: int | None = run_field(None)  # N
     scores: ClassVar[tuple[str, ...]] = ("global",)
     terms: ClassVar[tuple[str, ...]] = ("meme",)

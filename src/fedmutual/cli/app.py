@@ -164,7 +164,9 @@ def list_(
     what: Annotated[
         str | None,
         typer.Argument(
-            metavar="WHAT", help="algorithms, models, data, experiments, keys, or one algorithm's name", show_default=False
+            metavar="WHAT",
+            help="algorithms, methods (a table of all), models, data, experiments, keys, or one algorithm's name",
+            show_default=False,
         ),
     ] = None,
 ) -> None:
@@ -179,12 +181,16 @@ def list_(
         from fedmutual.sites import reference as of_sites
 
         print_text(f"{reference.render_page()}\n\n{of_sites.render_sites_page()}", soft_wrap=True)
+    elif what == "methods":
+        from fedmutual.sites import reference as of_sites
+
+        print_text(of_sites.render_methods(), soft_wrap=True)
     elif what is not None and (what in ALGORITHMS or ":" in what):
         print_text("\n".join(reference.describe_algorithm(what)), soft_wrap=True)
     else:
         lists = {"algorithms": reference.describe_algorithms(), "models": models.NAMES, "data": data.NAMES}
         if what not in lists:
-            names = f"name {', '.join(lists)}, experiments, keys or an algorithm, your own as module:Class"
+            names = f"name {', '.join(lists)}, experiments, keys, methods or an algorithm, your own as module:Class"
             raise ConfigError(names if what is None else f"there is nothing to list called {what!r}; {names}")
         for name, about in lists[what].items():
             out.print(f"[bold]{name:14}[/bold] ", end="")

@@ -59,8 +59,14 @@ def render_key(key: str, type: str, default: str, about: str, effect: KeyEffect 
 
 def describe_algorithms() -> dict[str, str]:
     """Return algorithm -> one line about it, with its settings."""
-    about = {name: METHODS[name].about or (kind.__doc__ or "").splitlines()[0] for name, kind in ALGORITHMS.items()}
-    return {name: f"{line} Settings: {', '.join(list_setting_types(name)) or 'none'}." for name, line in about.items()}
+    return {
+        name: f"{describe_about(name)} Settings: {', '.join(list_setting_types(name)) or 'none'}." for name in ALGORITHMS
+    }
+
+
+def describe_about(name: str) -> str:
+    """Return one line about an algorithm of this package."""
+    return METHODS[name].about or (ALGORITHMS[name].__doc__ or "").splitlines()[0]
 
 
 def describe_algorithm(name: str) -> list[str]:

@@ -165,6 +165,9 @@ def release_reply(
     if phase.keeps_reply and message:  # after the check: the next reply must not hold these tensors
         kept = {f"{PREVIOUS}{k}": v.detach().clone(memory_format=torch.contiguous_format) for k, v in message.items()}
         client.memory = {**client.memory, **kept}
+    if phase.adopts_reply and message:  # likewise
+        personal = client.nets["personal"]
+        personal.load_state_dict(personal.state_dict() | {k: message[k] for k in client.shared})
     return Reply(released, finite, work=client.work)
 
 

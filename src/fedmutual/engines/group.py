@@ -152,10 +152,16 @@ class Steps:
 
     def read_curves(self) -> list[Message]:
         """Return each client's loss terms over its S steps, [S] on the CPU. Only here the CPU waits for the device."""
-        clients = torch.tensor([i for members, _ in self._log for i in members])
-        names = self._log[0][1] if self._log else ()
-        values = {name: torch.cat([terms[name] for _, terms in self._log]).cpu() for name in names}
-        return [{k: v[clients == i] for k, v in values.items() if (clients == i).any()} for i in range(len(self._parts))]
+        curves: list[Message] = [{} for _ in self._parts]
+        for name in dict.fromkeys(name for _, terms in self._log for name in terms):
+            logged = [(members, terms[name]) for members, terms in self._log if name in terms]
+            clients, values = (
+                torch.tensor([i for members, _ in logged for i in members]),
+                torch.cat([v for _, v in logged]).cpu(),
+            )
+            for i in sorted({i for members, _ in logged for i in members}):
+                curves[i][name] = values[clients == i]
+        return curves
 
     def _step(self, positions: list[int], step_batches: Sequence[Batch]) -> None:
         """Take one step of these clients, given as positions among the clients of the phase."""

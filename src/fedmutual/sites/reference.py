@@ -1,12 +1,21 @@
-"""The keys of the two files of real sites in words: part of what `fedmutual list keys` prints."""
+"""What `fedmutual list` prints of keys of real sites, and of each method by what its class declares."""
 
+import re
+import sys
 from collections.abc import Iterable, Iterator
 
+from torch import nn
+
+from fedmutual.algorithms import ALGORITHMS
+from fedmutual.algorithms.peers import make_agreed_state, make_proxy_state
+from fedmutual.algorithms.registry import METHODS
 from fedmutual.config.keys import find_table, list_effects
-from fedmutual.config.reference import list_reference_keys, render_key
+from fedmutual.config.reference import describe_about, list_reference_keys, render_key
 from fedmutual.config.schema import Config, ServerConfig
+from fedmutual.core import Algorithm, Message
 from fedmutual.sites import schema
 from fedmutual.sites.schema import SITE_KEYS, ServerTable, SiteFile, SitesTable
+from fedmutual.sites.secure_sum.fixed_point import is_summable
 
 _HEAD = """## FEDERATION.toml
 
@@ -57,3 +66,84 @@ def list_site_keys() -> Iterator[tuple[str, str]]:
             yield name, render_key(f"{name}.KEY", f"as `{name}.KEY` above", "the federation's", listed)
         else:
             yield name, render_key(name, "text", "needed", spec.description or "")
+
+
+_METHODS = """# All methods
+
+`fedmutual list methods` prints this page from what each class declares, and `fedmutual list NAME` the settings of a method.
+[Comparing methods](comparing.md) trains several. They run on every engine. The table has for each value of `algorithm.name`:
+
+- networks: `one` for all clients; `any` network of a client's own; `one + any`: both; `one head`: any networks whose last
+  layers have one shape. With `model.part` clients of methods with `one` share a part and keep the rest.
+- leaves: all that a client sends in a round. n_k is its number of examples, and is not sent with
+  `algorithm.weighting = "uniform"`. Compressed, control and similar tensors have the shapes of the network's.
+- noise: [differential privacy](privacy.md) can cover all that leaves (with n_k: only with uniform weights).
+- masks: real sites can [sum it masked](secure-sum.md), so that nobody sees a single client's.
+- needs: a public seed set, the labels of all rows, or equal classes at all clients.
+
+| name | title and paper | what it does | networks | leaves | noise | masks | needs | between real sites |
+|---|---|---|---|---|---|---|---|---|"""
+_PAPER = re.compile(r"([A-Z][\w'-]+(?: et al\.| and \w+)?), [^.]*?, (\d{4}),? (https?://[^\s,;]*[^\s,;.:])")
+
+
+def render_methods() -> str:
+    """Return a table of all methods as Markdown."""
+    return "\n".join([_METHODS, *map(_render_method, ALGORITHMS)])
+
+
+def _render_method(name: str) -> str:
+    """Return the row of a method."""
+    kind, method = ALGORITHMS[name], METHODS[name]
+    algorithm: Algorithm = kind().algorithm()
+    cited = _PAPER.search(method.paper or " ".join((sys.modules[kind.__module__].__doc__ or "").split()))
+    paper = f"[{method.title}, {cited[1]}, {cited[2]}]({cited[3]})" if cited and not method.pooled else method.title
+    public, phases = algorithm.public, algorithm.phases
+    needs = {
+        "public rows": public is not None,
+        "labels": algorithm.needs_labels or (public is not None and public.labelled),
+        "equal classes": algorithm.begins is not None or public is not None,
+    }
+    leaves = ", ".join(_list_leaves(algorithm)) or "nothing"
+    if {"part", "batchnorm"} & method.model.keys():
+        leaves = leaves.replace("the network", "a part of the network")
+    at_sites = not method.pooled and not (public is not None and public.server)
+    cells = (
+        f"`{name}`",
+        paper,
+        describe_about(name).replace("|", r"\|"),
+        "one" if method.pooled else _describe_networks(algorithm),
+        "all data" if method.pooled else leaves,
+        "yes" if algorithm.dp_ready and not method.pooled else "",
+        "yes" if len(phases) == 1 and not algorithm.start and is_summable(phases[0]) else "",
+        ", ".join(need for need, is_needed in needs.items() if is_needed),
+        "yes" if at_sites else "",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _describe_networks(algorithm: Algorithm) -> str:
+    shares = bool({"global", "proxy"} & set(algorithm.scores))
+    if "personal" not in algorithm.scores or algorithm.alike:
+        return "one"
+    return "one + any" if shares else "any"
+
+
+def _list_leaves(algorithm: Algorithm) -> list[str]:
+    """Return what the replies of a round hold, with the names of the network's tensors as one."""
+    shared = nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 10))
+    model = dict(shared.state_dict())
+    state: Message = model
+    if "proxy" in algorithm.scores:
+        state = make_proxy_state("ab", 10, model)
+    elif algorithm.begins is not None:
+        state = algorithm.begins(shared, 10)
+    elif algorithm.public is not None and not algorithm.public.server:
+        state = make_agreed_state({i: range(64) for i in "ab"}, 10)
+    elif "global" not in algorithm.scores:
+        state = {}
+    names = dict.fromkeys(name for phase in algorithm.phases for name in phase.leaves(state))
+    ends = re.compile(f"(.*?)[ .]?(?:{'|'.join(map(re.escape, model))})")
+    parts = ((name, ends.fullmatch(name)) for name in names)
+    return list(
+        dict.fromkeys(name if end is None else f"{end[1]} tensors" if end[1] else "the network" for name, end in parts)
+    )
