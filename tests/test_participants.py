@@ -12,6 +12,7 @@ import fedmutual
 from fedmutual.config import dump_config, load_config
 from fedmutual.federation.build import build
 from fedmutual.files import read_json
+from fedmutual.results.frame import read_run
 from log_lines import read_lines
 from objectives import NUMBERS, write
 
@@ -341,3 +342,24 @@ def test_image_shapes_that_do_not_fit_the_shared_part_are_an_error(tmp_path, in_
     assert f"the shapes [1, 8, 8] and {[*shape]}, " in err
     assert "('data.size')" in err
     assert not (tmp_path / "f").exists()
+
+
+def test_who_takes_part_changes_nothing_else(small):
+    """The rows and first weights of a client are equal whoever else takes part; partition.json stays that of all."""
+    networks = {"model.personal": ["mlp", "cnn1", "mlp"], "split.public": 0.2, "clients.1.training.shuffled": 1.0}
+    whole, part = (build(load_config(small, **networks, **who)) for who in ({}, {"participants": ["2", "1"]}))
+    assert part.clients == ("1", "2")
+    assert part.data.partition == whole.data.partition
+    assert [*part.data.public.owners] == ["1", "2"], "an absent client gives no public rows"
+    for i in part.clients:
+        for kind in ("private", "validation", "public"):
+            a, b = (getattr(e.data.clients[i], kind) for e in (whole, part))
+            assert np.array_equal(a.index, b.index)
+            assert np.array_equal(a.labels, b.labels)
+        for a, b in zip(whole.build_networks(i).values(), part.build_networks(i).values(), strict=True):
+            assert same(a.state_dict(), b.state_dict())
+    federated = {"data.mean": "federated", "data.std": "federated"}
+    means = [build(load_config(small, **federated, **who)).data.statistics for who in ({}, {"participants": ["0"]})]
+    assert means[0].record() != means[1].record(), "nor sums over its rows"
+    run = fedmutual.run(load_config(small, rounds=1, participants=["0", "2"]), "run")
+    assert [*read_run(run.folder).partition.clients] == ["0", "2"]

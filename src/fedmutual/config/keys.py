@@ -188,6 +188,7 @@ Pretrained = Annotated[str, Field(min_length=1), AfterValidator(os.path.expandus
 Names = Annotated[tuple[str, ...], BeforeValidator(_make_names)]
 DateFormat = Annotated[str, AfterValidator(_check_date_format)]
 LabelColumns = Annotated[str | tuple[str, ...], BeforeValidator(_make_distinct)]
+Participants = Annotated[tuple[str, ...], BeforeValidator(_make_distinct)]
 ColumnValues = Annotated[Names, BeforeValidator(_make_distinct), AfterValidator(_strip_values)]
 Parts = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_make_names), Field(min_length=1)]
 Count = Annotated[int, Field(ge=1)]

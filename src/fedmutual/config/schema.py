@@ -489,6 +489,8 @@ class Config(Section):
     """the seed of all random numbers"""
     rounds: keys.Count = key(20, lead_may_change=True)
     """the number of exchanges between the server and the clients"""
+    participants: keys.Participants | None = key()
+    """the ids of the clients that take part; the rows of each are as if all did; unset, all of them"""
     data: DataConfig = DataConfig()
     partition: PartitionConfig = PartitionConfig()
     split: SplitConfig = SplitConfig()
@@ -506,6 +508,10 @@ class Config(Section):
     def get_client_config(self, client: str) -> ClientConfig:
         """Return the settings of one client. A key that is None is unset: the federation's value holds."""
         return self.clients.get(client, ClientConfig())
+
+    def takes_part(self, client: str) -> bool:
+        """Return whether a client takes part in the federation (`participants`)."""
+        return self.participants is None or client in self.participants
 
     def disclosure(self, client: str) -> Disclosure:
         """Return `share.metrics` of a client: the client's own value, or else that of the federation."""

@@ -94,12 +94,14 @@ def load(
     statistics: Statistics | None = None
     if config.data.mean == FEDERATED:
         if moments is None:
-            statistics = sum_clients(list_training_rows(config, data_by_client))
+            of_all = list_training_rows(config, data_by_client)
+            statistics = sum_clients({i: rows for i, rows in of_all.items() if config.takes_part(i)})
             moments = statistics.moments
         data_by_client = {i: standardize(one, moments) for i, one in data_by_client.items()}
     federation = (
         _join_clients(config, data_by_client) if has_own_data(config) else _divide_data_set(config, data_by_client[""])
     )
+    federation = _select_participants(config, federation)
     is_alone = len(federation.clients) == 1 and config.model.weights is None  # given weights are learned from, too
     notes = ("there is one client only, so no other client can teach it",) if is_alone else ()
     public = None if gathered is None else gathered(federation, data_by_client)
@@ -112,6 +114,24 @@ def load(
         _check_spaces(federation.spaces)
         public = read_public_set(config, config.split.public_file, federation.spaces, federation.partition)
     return replace(federation, notes=(*federation.notes, *notes), public=public, statistics=statistics)
+
+
+def _select_participants(config: Config, federation: Federation) -> Federation:
+    """Return the federation of the clients that take part. The test set and the record of the division stay those of all.
+
+    Raises:
+        ConfigError: there is no client of such a name.
+    """
+    if unknown := [i for i in config.participants or () if i not in federation.clients]:
+        known = list_names([*federation.clients])
+        raise ConfigError(f"key 'participants': there is no client {unknown[0]!r}; there are {known}")
+    chosen = [i for i in federation.clients if config.takes_part(i)]
+    return replace(
+        federation,
+        clients={i: federation.clients[i] for i in chosen},
+        spaces={i: federation.spaces[i] for i in chosen},
+        digests={i: federation.digests[i] for i in chosen},
+    )
 
 
 def list_training_rows(config: Config, data_by_client: Mapping[str, Prepared]) -> dict[str, tuple[Prepared, Index]]:

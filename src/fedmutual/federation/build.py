@@ -79,7 +79,7 @@ LATER = "of network 'mlp': model.part = 'features.fc2', with model.adaptor = 're
 
 def check_clients(config: Config, data: Federation) -> None:
     """Raise ConfigError if a key names an unknown client, or if the number of personal networks does not fit."""
-    clients = data.clients
+    clients = data.partition["clients"]  # also of those that do not take part
     unknown = [i for i in config.clients if i not in clients]
     if unknown:
         raise ConfigError(f"key 'clients.{unknown[0]}': there is no such client; there are {', '.join(clients)}")

@@ -161,7 +161,7 @@ class Networks:
         if self.pooled:
             return self.config.model.shared
         of_client = self.config.get_client_config(client).model.personal
-        return of_client or listed[list(self.data.clients).index(client) if len(listed) > 1 else 0]
+        return of_client or listed[list(self.data.partition["clients"]).index(client) if len(listed) > 1 else 0]
 
     def name_architectures(self, client: str) -> dict[str, tuple[str, str]]:
         """Return the architecture of each of a client's nets, and the configuration key that names the architecture."""

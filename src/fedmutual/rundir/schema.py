@@ -424,3 +424,4 @@ class RunSettings(Record):
     rounds: int
     algorithm: str = Field(validation_alias=AliasPath("algorithm", "name"))
     local_steps: int | None = Field(None, validation_alias=AliasPath("training", "local_steps"))  # None: it counts epochs
+    participants: Annotated[tuple[str, ...] | None, Field(strict=False)] = None  # None: all clients

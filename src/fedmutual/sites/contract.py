@@ -50,6 +50,7 @@ from fedmutual.sites.statistics import SumStatistics
 
 _NOT_COMMON = {
     "partition": "remove the key, because every site has its own data",
+    "participants": "name those that take part in sites.names",
     "clients": "write a site's own settings in its site.toml, which the other sites do not see",
     "engine": "move the key to site.toml, which says where a site computes",
 }
