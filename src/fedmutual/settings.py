@@ -25,6 +25,7 @@ COMMON_OPTIMIZERS = ("sgd", "adam", "adamw")  # of torch.optim: the keys of [opt
 TRIM = 0.34  # of 3 replies 1 is cut off at either end, of 6 it is 2, of 10 it is 3
 RATE_FACTORS = (1.0, 0.3, 3.0, 0.1, 10.0, 0.03, 30.0, 0.01, 100.0)  # of the learning rate, in the order of tuning's trials
 LEAST_TRIALS, MOST_TRIALS = 2, 2 * len(RATE_FACTORS)  # of a method in tuning
+MOST_COALITION_RUNS = 200  # of `worth` and `compare --join` where --runs does not say more
 MOST_SUMMED = 2**13 - 1  # clients in a fixed-point sum, which then stays below 2^63 (`aggregation`)
 
 

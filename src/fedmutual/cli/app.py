@@ -40,6 +40,7 @@ app.add_typer(data.app, name="data")
 app.command()(training.run)
 app.command()(training.compare)
 app.command()(training.sweep)
+app.command()(training.worth)
 app.command()(demo.demo)
 
 SITES = "Real sites (with the extra fedmutual\\[sites])"

@@ -1,6 +1,7 @@
 """The commands that train: run, compare and sweep."""
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ from fedmutual.cli.arguments import (
     Jobs,
     Methods,
     Resume,
+    Runs,
     Seeds,
     Set,
     TrustCode,
@@ -22,10 +24,11 @@ from fedmutual.cli.arguments import (
     parse_settings,
     read_config,
 )
-from fedmutual.cli.terminal import format_resume_command, out, print_text, show_progress
+from fedmutual.cli.terminal import err, format_resume_command, out, print_text, show_progress
 from fedmutual.engines.child_process import expect_workers
-from fedmutual.errors import join_words
+from fedmutual.errors import ConfigError, join_words
 from fedmutual.role import LOCAL_ONLY
+from fedmutual.settings import MOST_COALITION_RUNS
 
 if TYPE_CHECKING:
     from fedmutual import Config
@@ -75,6 +78,10 @@ def compare(
     seeds: Seeds = 3,
     tune: Tune = None,
     jobs: Jobs = None,
+    join: Annotated[
+        str | None, typer.Option(metavar="NAME", help="What does this participant gain by joining, and in which coalition?")
+    ] = None,
+    runs: Runs = MOST_COALITION_RUNS,
     set: Set = None,
     out_folder: Annotated[Path | None, typer.Option("--out", help="The folder; the default is runs/NAME-compare.")] = None,
     resume: Resume = False,
@@ -84,12 +91,26 @@ def compare(
 
     Runs: OUT/METHOD/SEED, page: OUT/report.html. `--set algorithm.KEY=VALUE` applies to the methods that have KEY.
     `--tune 8` lets each method try 8 settings on hold-out rows first; keys that `--set` names are not tuned.
+    `--join NAME` trains coalitions of one participant by the file's algorithm instead; page: OUT/join.html.
     """
     from fedmutual.config.grid import format_value
     from fedmutual.rundir.text import format_holdout_scores
     from fedmutual.studies import compare as comparing
     from fedmutual.studies.study import list_runs
 
+    if join is not None:
+        if methods is not None or tune is not None:
+            raise ConfigError(
+                "--join trains the file's algorithm as it is; leave out --methods and --tune, and choose with --set"
+            )
+        config = read_config(file, set)
+        folder = out_folder or Path("runs") / f"{config.name}-join"
+        words = (str(file), "--join", join, "--seeds", str(seeds), "--runs", str(runs))
+        trained = _train_coalitions(
+            "compare", config, set, folder, words, resume, jobs, seeds=seeds, most=runs, joining=join
+        )
+        conclude.print_joining(trained, join, folder)
+        return
     overrides = parse_settings(set)
     config, names, method_settings = _choose_methods(file, methods, overrides)
     expect_workers([config.engine.name], jobs)
@@ -121,8 +142,69 @@ def compare(
                 soft_wrap=True,
             )
     with show_progress(command, runs=len(names) * seeds * len(list_runs(config, folder))) as watch:
-        runs = comparing.compare(config, names, seeds, folder, resume, watch.observe, method_settings, tuned, jobs)
-    conclude.print_comparison([(config.name, [run.folder for run in runs])], folder / "report.html")
+        done = comparing.compare(config, names, seeds, folder, resume, watch.observe, method_settings, tuned, jobs)
+    conclude.print_comparison([(config.name, [run.folder for run in done])], folder / "report.html")
+
+
+def worth(
+    place: Annotated[
+        Path,
+        typer.Argument(metavar="FILE.toml|FOLDER", help="The experiment, or a folder of finished runs.", show_default=False),
+    ],
+    seeds: Seeds = 3,
+    left_out: Annotated[
+        bool, typer.Option("--left-out", help="Only leave each participant out of all: fewer runs, no Shapley values.")
+    ] = False,
+    runs: Runs = MOST_COALITION_RUNS,
+    precision: Annotated[
+        float, typer.Option(min=0, help="Of more than 6 participants: stop when half of every interval is at most this.")
+    ] = 0.01,
+    jobs: Jobs = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON, for scripts.")] = False,
+    set: Set = None,
+    out_folder: Annotated[Path | None, typer.Option("--out", help="The folder; the default is runs/NAME-worth.")] = None,
+    resume: Resume = False,
+    trust_code: TrustCode = False,
+) -> None:
+    """Who helps whom? Train coalitions of the participants, and print what each one gains from each other one.
+
+    Runs: OUT/COALITION/SEED; OUT/worth.json, page: OUT/worth.html. Shapley values are exact up to 6 participants (63
+    coalitions), else estimated from random orders of joining. With a folder of finished runs nothing is trained.
+    """
+    from fedmutual.results.frame import find_runs
+
+    if place.is_dir():
+        conclude.print_worth(find_runs(place), out_folder or place, as_json)
+        return
+    config = read_config(place, set)
+    folder = out_folder or Path("runs") / f"{config.name}-worth"
+    words = [str(place), "--seeds", str(seeds), "--runs", str(runs), "--precision", str(precision)]
+    words += ["--left-out"] if left_out else []
+    trained = _train_coalitions(
+        "worth", config, set, folder, words, resume, jobs, precision, seeds=seeds, most=runs, only_left_out=left_out
+    )
+    conclude.print_worth(trained, folder, as_json)
+
+
+def _train_coalitions(
+    command: str,
+    config: "Config",
+    set: list[str] | None,
+    folder: Path,
+    words: Sequence[str],
+    resume: bool,
+    jobs: int | None,
+    precision: float = 0.0,
+    **options: Any,
+) -> list[Path]:
+    """Print how many runs there are, train them, and return their folders. options: of `plan_worth`."""
+    from fedmutual.studies.worth import plan_worth, train_worth
+
+    plan = plan_worth(config, folder, **options)
+    expect_workers([config.engine.name], jobs)
+    err.print(plan.cost, highlight=False, markup=False, soft_wrap=True)
+    with show_progress(format_resume_command(command, set, folder, *words), runs=len(plan.folders)) as watch:
+        return train_worth(plan, resume, watch.observe, jobs, precision)
 
 
 def _choose_methods(

@@ -245,7 +245,7 @@ def group_runs(runs: Sequence[RunFacts]) -> list[RunComparison]:
     """
     groups: dict[str, list[RunFacts]] = {}
     for run in join_folds(runs):
-        same = {k: v for k, v in flatten_table({key: run.config.get(key, {}) for key in _SAME_DATA}) if _is_distinctive(k)}
+        same = {k: v for k, v in flatten_table({key: run.config.get(key, {}) for key in _SAME_DATA}) if is_distinctive(k)}
         key = json.dumps([run.partition.source, run.partition.classes, same], sort_keys=True, default=str)
         groups.setdefault(key, []).append(run)
     names = [_get_name(group) for group in groups.values()]
@@ -264,7 +264,7 @@ def find_differences(compared: Sequence[RunComparison]) -> list[tuple[str, list[
     rows = [
         (key, [format_values(runs, key) for runs in tables])
         for key in keys
-        if _is_distinctive(key) and not _is_under(key, ("algorithm",))
+        if is_distinctive(key) and not _is_under(key, ("algorithm",))
     ]
     return [(key, values) for key, values in rows if len(set(values)) > 1]
 
@@ -351,7 +351,7 @@ def _find_variants(runs: Sequence[RunFacts]) -> list[Variant]:
     """Return for each run its settings that differ between the runs; an algorithm's settings between its runs."""
     tables = [{k: format_setting(v) for k, v in flatten_table(r.config)} for r in runs]
     varied = {k for t in tables for k in t} - {"algorithm.name"}
-    keys = sorted(k for k in varied if _is_distinctive(k) and not _is_under(k, _SAME_DATA))
+    keys = sorted(k for k in varied if is_distinctive(k) and not _is_under(k, _SAME_DATA))
     values: dict[tuple[str, str], set[str | None]] = {}  # (key, algorithm or "") -> its values in the runs that set it
     for table, run in zip(tables, runs, strict=True):
         for key in keys:
@@ -377,7 +377,7 @@ def _is_of_algorithm(key: str) -> bool:
 
 
 @cache
-def _is_distinctive(key: str) -> bool:
+def is_distinctive(key: str) -> bool:
     """Return whether runs that differ in this key, or in a client's own key of this name, are compared as other methods."""
     *_, client_key = key.split(".", 2) if key.startswith("clients.") else (key,)
     return not _is_under(client_key, _NO_MATTER)
