@@ -20,6 +20,7 @@ import pytest
 import forked
 from fedmutual.core import Phase
 from fedmutual.engines.base import HOOKS
+from fedmutual.models import libraries
 from loopback import IMPORTED, JOBS, free_port
 from test_imports import RANKS
 
@@ -210,3 +211,12 @@ def test_the_imports_that_the_page_on_an_own_algorithm_names_exist():
 def test_no_page_links_to_lines():
     """A line moves with every change above it."""
     assert not [p.name for p in PAGES if re.search(r"#L\d", p.read_text("utf-8"))]
+
+
+def test_every_extra_that_a_text_names_exists():
+    places = [*(ROOT / "src").rglob("*.py"), *(ROOT / "examples").rglob("*.*"), *PAGES]
+    texts = "".join(path.read_text(encoding="utf-8") for path in places if path.is_file())
+    named = {extra for names in re.findall(r"(?:fedmutual|CLONE|/src)\[([a-z,]+)\]", texts) for extra in names.split(",")}
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert {"medical", "sites"} <= named <= extras.keys()
+    assert {extra for _, extra in libraries._PACKAGES.values()} <= extras.keys()

@@ -24,6 +24,7 @@ from fedmutual.engines.stacked import Stacked, Stacker
 from fedmutual.errors import ConfigError
 from fedmutual.events import Event
 from fedmutual.federation.plan import RoundPlan
+from fedmutual.optimizers import COMMON
 
 
 class Ready:
@@ -56,7 +57,9 @@ def in_process(clients: list[Client]) -> InProcess:
 
 def stacked(clients: list[Client]) -> Stacked:
     """Return the engine that steps clients together."""
-    return Stacked(Ready(clients), [c.id for c in clients], Stacker())
+    optimizers = {type(optimizer) for c in clients for optimizer in c.optimizers.values()}
+    is_obstructed = any(c.recipe.patience for c in clients) or not optimizers <= {*COMMON}
+    return Stacked(Ready(clients), [c.id for c in clients], Stacker(obstacle="as in a run" if is_obstructed else ""))
 
 
 def processes(clients: list[Client]) -> Processes:

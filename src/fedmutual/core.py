@@ -334,7 +334,6 @@ class Client:
     data: Mapping[str, Data]  # "private", to train on (`Algorithm.trains_on`); "public" where there is a seed set
     rate: Setting = 0.01  # the learning rate of its optimisers
     recipe: Recipe = PLAIN
-    alone: str = ""  # why a stack cannot hold the client, as a clause for the user; "": a stack can
     shared: tuple[str, ...] = ()  # the names of the meme's exchanged tensors; the others, its adaptor, stay at the client
     proxy: bool = False  # whether its meme is a proxy: the client's own net, exchanged with peers, kept from round to round
     boundary_exempt: frozenset[str] = frozenset()  # names in `shared` that may equal the personal net's initial tensors

@@ -49,6 +49,7 @@ def load(file: str, name: str, settings: str = "public_batch = 8", more: str = "
         ("labelled.npz", "fedmd", "public_batch = 8, transfer_epochs = 1"),
         ("labelled.npz", "fedh2l", "public_batch = 8"),
         ("unlabelled.npz", "fedh2l", UNLABELLED),
+        ("unlabelled.npz", "fedmd", "public_batch = 8, labels = false"),
         ("labelled.npz", "feddf", "distill_steps = 2"),
         ("unlabelled.npz", "feddf", "distill_steps = 2"),
         ("labelled.npz", "aggregate", ""),
@@ -60,9 +61,12 @@ def test_methods_learn_from_a_public_file(files: None, file: str, name: str, set
     assert run.summary["bytes"]["seed"] == 0  # nobody sends what all have
 
 
-def test_labels_of_the_file_do_not_change_what_needs_none(files: None) -> None:
-    runs = [fedmutual.run(load(f"{file}.npz", "feddf", "distill_steps = 2"), file) for file in ("labelled", "unlabelled")]
-    first, second = (run.global_model().state_dict() for run in runs)
+@pytest.mark.parametrize(
+    ("name", "settings"), [("feddf", "distill_steps = 2"), ("fedmd", "public_batch = 8, labels = false")]
+)
+def test_labels_of_the_file_do_not_change_what_needs_none(files: None, name: str, settings: str) -> None:
+    runs = [fedmutual.run(load(f"{file}.npz", name, settings), file) for file in ("labelled", "unlabelled")]
+    first, second = ((run.global_model() if name == "feddf" else run.personal_model("0")).state_dict() for run in runs)
     assert all((first[k] == second[k]).all() for k in first)
 
 

@@ -263,6 +263,14 @@ def test_labels_may_be_missing(tmp_path, y, settings, blank):
         assert federation.partition["clients"]["0"]["counts"]["private"][-1] == expected.sum()
 
 
+def test_a_class_is_not_called_as_rows_without_a_label(tmp_path):
+    make_config = write_npz(tmp_path, np.array(["a", "no label", "", "a"] * 10))
+    settings = {"training.task": "classification", "data.unlabelled": True}
+    with pytest.raises(fedmutual.DataError, match=r'rename it: data\.labels = \{ "no label" = "another name" }'):
+        load(make_config(**settings))
+    assert load(make_config(**settings, **{"data.labels": {"no label": "b"}})).partition["classes"] == ["a", "b", "no label"]
+
+
 @pytest.mark.parametrize(("policy", "value"), [("ignore", np.nan), ("0", 0), ("1", 1)])
 def test_an_uncertain_label_is_what_the_policy_says(tmp_path, policy, value):
     y = make_blank(make_labels(), -1)

@@ -35,12 +35,16 @@ from fedmutual.core import (
 
 @dataclass(frozen=True, kw_only=True)
 class FedMD(Independent):
-    """Participants train on public data, then on their own; in each round they fit the mean scores of a public batch."""
+    """Participants train on public data, then on their own; in each round they fit the mean scores of a public batch.
+
+    Without public labels they begin with their own data.
+    """
 
     public_batch: int = setting(32, PUBLIC_BATCH)  # B
     transfer_epochs: int = setting(
         5, "passes over the public data, then over the client's private data, before the first round"
     )
+    labels: bool = setting(True, "train on the labels of public data before the first round; false: these are not needed")
     digest_steps: int = setting(1, "gradient steps towards the mean of all clients' scores on the round's public batch")
     consensus: Literal["logits", "posteriors"] = setting(
         "logits", "the kind of scores on public data that clients send and fit, and that the server averages"
@@ -54,11 +58,12 @@ class FedMD(Independent):
             raise ValueError("consensus cannot be 'posteriors' with a training.task without classes")
 
     def algorithm(self) -> Algorithm:
-        """Return the phases: transfer and revisit before round 1; announce, digest and revisit in every round."""
+        """Return the phases: transfer (of labels) and revisit before round 1; announce, digest and revisit in each round."""
         settings = dict(vars(self))
-        start = (Agree(), Compare(), Transfer(**settings), Revisit(**settings))
+        transfer = (Transfer(**settings),) if self.labels else ()
+        start = (Agree(self.labels), Compare(), *transfer, Revisit(**settings))
         rounds = (Announce(**settings), Digest(**settings), Revisit(**settings))
-        public = Public(batch=self.public_batch)
+        public = Public(self.labels, self.public_batch, own_labels=self.labels)
         return Algorithm("fedmd", rounds, start=start, public=public, trains_on=("private",), dp_ready=True)
 
     def convert_outputs(self, z: Tensor) -> Tensor:

@@ -232,6 +232,9 @@ def _make_table(source: Source, targets: Index | Targets, columns: tuple[str, ..
 
     numbers = targets.astype(np.int64) if kind == "classes" else np.zeros(len(targets), dtype=np.int64)
     if (numbers < 0).any():  # only with data.unlabelled
+        if UNLABELLED in columns:
+            fix = f'rename it: data.labels = {{ "{UNLABELLED}" = "another name" }}'
+            raise DataError(f"{source.place}: the class {UNLABELLED!r} is called as rows without a label are; {fix}")
         numbers, columns = np.where(numbers < 0, len(columns), numbers), (*columns, UNLABELLED)
     bases = [part.bases for part in source.parts if part.bases is not None]
     return Table(

@@ -73,9 +73,11 @@ def open_engine(
     config: EngineConfig,
     device: torch.device,
     disk: DiskStorage | None = None,
+    obstacle: str = "",
 ) -> tuple[Simulation, EngineChoice]:
     """Return the engine, which holds the clients, and the choice with the number of workers.
 
+    obstacle: as `Stacker` takes it.
     disk: where the states of clients that are not in memory are stored; None: all clients stay in memory. The
         engine "stacked" does not use it.
     If "auto" chose an engine that cannot hold these clients, the engine "inprocess" is opened.
@@ -97,7 +99,7 @@ def open_engine(
                 raise
             choice = EngineChoice("inprocess", 1, str(problem))
     if choice.name == "stacked":
-        return Stacked(make, tuple(work), Stacker(config.compile, config.turns)), choice
+        return Stacked(make, tuple(work), Stacker(config.compile, config.turns, obstacle)), choice
     return InProcess(make, tuple(work), disk), choice
 
 

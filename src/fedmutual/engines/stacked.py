@@ -51,11 +51,12 @@ class Stacked(InProcess):
 class Stacker:
     """Runs a phase of many clients together; the clients may belong to several runs.
 
-    compile: use torch.compile. turns: step clients in turns, not as one stack.
+    compile: use torch.compile. turns: step clients in turns, not as one stack. obstacle: why no stack can hold the
+    clients, as a clause for the user; "": stacks can.
     """
 
-    def __init__(self, compile: bool = False, turns: bool = False) -> None:
-        self._compile, self._turns = compile, turns
+    def __init__(self, compile: bool = False, turns: bool = False, obstacle: str = "") -> None:
+        self._compile, self._turns, self._obstacle = compile, turns, obstacle
         self.clients: list[Client] = []
         self.remarks: list[str] = []
         self._modes: dict[Any, Literal["stacked", "turns", "alone"]] = {}
@@ -63,9 +64,10 @@ class Stacker:
     @cached_property
     def _groups(self) -> list[Group]:
         """The stacks, made at the first phase: of clients without a frozen net, without noise, and without an obstacle."""
-        stackable = [c for c in self.clients if c.privacy is None and not c.alone]
-        trainable = [c for c in stackable if c.optimizers.keys() == c.nets.keys()]
-        self.remarks += dict.fromkeys(f"{c.alone}, and step one after the other" for c in self.clients if c.alone)
+        if self._obstacle:
+            self.remarks.append(f"{self._obstacle}, and step one after the other")
+            return []
+        trainable = [c for c in self.clients if c.privacy is None and c.optimizers.keys() == c.nets.keys()]
         remarks = self.remarks if self._compile else None
         return [Group(group, remarks) for group in group_alike(trainable) if len(group) > 1 and _can_copy(group[0])]
 

@@ -184,8 +184,8 @@ def _check_public(experiment: Experiment) -> None:
     if not public.has_labels and (use.labelled or use.own_labels):
         raise ConfigError(
             f"{public.file}: algorithm {config.algorithm['name']!r} learns from labels of public data, and these have none; "
-            "add them, choose feddf, or for fedh2l set algorithm.labels = false, algorithm.confidence = false and "
-            "algorithm.local_data = 'private'"
+            "add them, choose feddf, for fedmd set algorithm.labels = false, or for fedh2l algorithm.labels = false, "
+            "algorithm.confidence = false and algorithm.local_data = 'private'"
         )
     check_enough(use, {i: len(rows) for i, rows in public.owners.items()})
     if config.engine.participation < 1 and use.pairs:

@@ -188,7 +188,6 @@ class Experiment:
             data=rows,
             rate=rate,
             recipe=self.make_recipe(id),
-            alone=find_stack_obstacle(self.config),
             shared=shared,
             proxy="proxy" in self.algorithm.scores,
             boundary_exempt=find_exempt_tensors(nets, shared, self.nets.get_space(id).make_examples()),

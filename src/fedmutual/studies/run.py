@@ -196,11 +196,12 @@ class EngineHandle:
 
     def _open(self) -> Simulation:
         """Open the engine; if a worker dies while it builds its clients, open the engine again."""
-        config, device = self.experiment.config.engine, self.experiment.device
+        experiment, device = self.experiment, self.experiment.device
+        obstacle = find_stack_obstacle(experiment.config)
         while True:
             try:
                 engine, self.choice = open_engine(
-                    self.choice, self.experiment.build_client, self.work, config, device, self._disk
+                    self.choice, experiment.build_client, self.work, experiment.config.engine, device, self._disk, obstacle
                 )
                 return engine
             except WorkerLost as lost:
