@@ -42,7 +42,7 @@ def test_an_overdue_site_is_connected_but_not_alive():
 
 def job(*inside):
     """A job in which these sites take part."""
-    return SimpleNamespace(list_connected=lambda: inside, check=lambda: None)
+    return SimpleNamespace(list_connected=lambda: inside, check=lambda: None, list_late=tuple)
 
 
 NAMES = ("north", "south", "west")

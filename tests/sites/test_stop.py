@@ -36,7 +36,7 @@ class Server:
         outcome = self.outcomes.get(name)
         state = outcome and {"outcome": outcome, "round": 3, "rounds": 3, "said": "", "sites": [], "in": [], "left": ""}
         more = {"scores": "", "bytes": {"up": 0, "down": 0}, "notes": []}
-        return {"progress": state and state | more, "connected": ["north"], "stops": name in self.marked}
+        return {"progress": state and state | more, "connected": ["north"], "stops": name in self.marked, "gone": {}}
 
     def find_job(self, agreed):
         return None

@@ -127,9 +127,9 @@ def test_the_server_sees_the_sites_the_notes_and_disclosed_scores(wards):
     assert (facts["alive"], facts["state"], facts["round"]) == (True, "done", 4)
     sites = {row["site"]: row for row in facts["sites"]}
     assert {i: (row["state"], row["missed"]) for i, row in sites.items()} == {
-        "north": (monitor.PRESENT, []),
+        "north": (monitor.WAITING, []),
         "south": (monitor.LATE, []),
-        "west": (monitor.ABSENT, [(3, 3)]),
+        "west": (monitor.LOST, [(3, 3)]),
     }
     assert sites["west"]["why"] == "round 3: site 'west' is left out: it is not connected"
     assert (sites["north"]["seen"], 0 <= sites["south"]["seen"] < 60, sites["west"]["seen"]) == (0.0, True, None)
@@ -154,7 +154,8 @@ def test_a_lead_sees_what_the_server_tells_it_and_that_it_does_not_answer(wards,
         def status(self, name):
             assert name == "wards"
             now = time.time() + 90
-            return {"connected": ["north"], "progress": known, "stops": True, "seen": {"west": now - 5}, "time": now}
+            seen = {"west": (now - 5, True)}
+            return {"connected": ["north"], "progress": known, "stops": True, "seen": seen, "time": now, "gone": {}}
 
         def fetch(self, name, out, only):
             Server.fetched += 1
@@ -189,7 +190,7 @@ def test_a_lead_sees_the_last_fold_that_has_begun_without_scores_of_the_one_befo
             if name == "broken":
                 raise RunError("progress.json is damaged")
             progress = known | {"job": name} if name in begun else None
-            return {"connected": [], "progress": progress, "stops": False, "seen": {}, "time": None}
+            return {"connected": [], "progress": progress, "stops": False, "seen": {}, "time": None, "gone": None}
 
         def fetch(self, name, out, only):
             if name == "wards-0":

@@ -156,6 +156,7 @@ app.command(rich_help_panel=SITES)(leads.submit)
 app.command(rich_help_panel=SITES)(leads.status)
 app.command("stop", rich_help_panel=SITES)(leads.stop_federation)
 app.command(rich_help_panel=SITES)(sites.doctor)
+app.command(rich_help_panel=SITES)(sites.leave)
 app.command(rich_help_panel=SITES)(sites.ledger)
 app.command(rich_help_panel=SITES)(sites.watch)
 

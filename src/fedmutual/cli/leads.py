@@ -61,7 +61,7 @@ def _submit_run(lead_kit: "kits.Kit", contract: "Contract", folder: Path, starte
                 state = session.status(contract.name)
                 if state["stops"]:
                     exit_with_error("stopped by hand; saved rounds are kept; `fedmutual submit` resumes", Code.DIVERGED)
-                missing = sorted(set(contract.sites.names) - set(state["connected"]))
+                missing = sorted(set(contract.sites.names) - {*state["connected"], *(state["gone"] or ())})
                 if not missing:
                     break
                 if missing != previous:
@@ -84,8 +84,10 @@ def _submit_run(lead_kit: "kits.Kit", contract: "Contract", folder: Path, starte
 
 
 def status(file: File, kit: Kit) -> None:
-    """Show the progress of a federation, and which sites are connected."""
+    """Show the progress of a federation, and how each site stands."""
+    from fedmutual.rundir.text import format_duration
     from fedmutual.sites.flare.progress import format_notes
+    from fedmutual.sites.monitor import describe_sites
 
     with _open_session(file, kit) as (contract, session):
         states = {run.name: session.status(run.name) for run in contract.list_runs()}
@@ -96,6 +98,11 @@ def status(file: File, kit: Kit) -> None:
             print_text(f"federation {name!r} was never started on this server")
             continue
         print_text((f"{name}  " if len(states) > 1 else "") + _format_progress(state["progress"]))
+        now = state["time"] or time.time()
+        seen = {i: (now - at, ended) for i, (at, ended) in (state["seen"] or {}).items()}
+        for site, word, _ in describe_sites(state["progress"], state["connected"], seen, state["gone"] or {}):
+            since = f", for {format_duration(seen[site][0])}" if site in seen else ""
+            print_text(f"  {site}: {word}{since}")
         for note in state["progress"]["notes"]:
             print_text(f"  {format_notes(note)}")
 
@@ -162,9 +169,11 @@ def _show_progress(kit: "kits.Kit", name: str, job: str) -> Mapping[str, Any]:
 
 def _format_progress(state: Mapping[str, Any]) -> str:
     """Return the progress of a federation as one line of text: round, sites, scores, bytes and time left or outcome."""
+    from fedmutual.sites.flare.progress import Outcome
+
     missing = sorted(set(state["sites"]) - set(state["in"]))
     sites = f"sites {', '.join(state['in'])}" + (f" (without {', '.join(missing)})" if missing else "")
     traffic = f"{state['bytes']['up']:,} B up, {state['bytes']['down']:,} B down"
-    end = state["left"] if state["outcome"] == "running" else f"{state['outcome']}: {state['said']}"
+    end = state["left"] if state["outcome"] == "running" else f"{Outcome(state['outcome']).word}: {state['said']}"
     parts = (f"round {state['round']}/{state['rounds']}", sites, state["scores"], traffic, end)
     return "  ".join(part for part in parts if part)

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -140,6 +141,7 @@ def site(
     site refuses a job with another contract than the one you agreed to.
     """
     from fedmutual.rundir.folder import lock_folder
+    from fedmutual.sites import leaving
     from fedmutual.sites.contract import read_contract
     from fedmutual.sites.coordinator import find_longest_message
     from fedmutual.sites.flare.doctor import check_owner, find_obstacle
@@ -158,6 +160,10 @@ def site(
     with plugins.use_rule(site_config.code):
         agreed = read_contract((contract or site_kit.folder / FEDERATION).resolve())
         log_json(json_logs, agreed.name)
+        names = [run.name for run in agreed.list_runs()]
+        if leaving.has_left(site_config.state, names):
+            leaving.close_state(site_config.state)
+            exit_with_error(f"this site left federation {agreed.name!r}; take part in one of another name", Code.BAD_INPUT)
         for run in agreed.list_runs():  # checks everything before a connection is opened
             runtime = SiteRuntime(run, site_config, check_only=True)
         longest = find_longest_message(agreed)
@@ -172,8 +178,57 @@ def site(
             if not obstacle.is_temporary:
                 exit_with_error(obstacle.text, Code.BAD_INPUT)
             print_text(f"{obstacle.text}. The site tries again until the server answers", soft_wrap=True)
+        leaving.end_when_told(site_config.state, names)
         pointer = {"config": str(site_config.source), "contracts": [agreed.record()], "rounds": agreed.config.rounds}
         _run_until_stopped(site_kit, site_config.state, {**pointer, LONGEST_MESSAGE: longest})
+
+
+def leave(
+    kit: Kit,
+    config: Annotated[Path, typer.Option(metavar="SITE.toml", help="The site's file, which names its state folder.")],
+    state: Annotated[
+        str,
+        typer.Option(metavar="keep|wipe", help="keep: the state stays; wipe: only the ledgers stay.", show_default=False),
+    ],
+    contract: AgreedContract = None,
+) -> None:
+    """Leave a federation for good and in good order; the other sites go on.
+
+    The site answers the server's next order with its last message, closes its ledger, and ends. The shared model keeps what
+    it has learned from the site. The state can be wiped but for ledgers: of what left the site, and of its privacy budget.
+    """
+    from fedmutual.config import read_tables
+    from fedmutual.rundir.file_names import SUMMARY
+    from fedmutual.rundir.folder import is_locked
+    from fedmutual.sites import leaving
+    from fedmutual.sites.consent import list_runs
+    from fedmutual.sites.flare.doctor import check_owner
+    from fedmutual.sites.flare.kits import FEDERATION, open_kit
+    from fedmutual.sites.site_settings import read_site_file
+
+    if state not in ("keep", "wipe"):
+        exit_with_error(f"--state: keep or wipe, not {state!r}", Code.BAD_INPUT)
+    site_kit, site_config = open_kit(kit, "site"), read_site_file(config)
+    check_owner(site_kit, site_config)
+    tables = read_tables(contract or site_kit.folder / FEDERATION)
+    folder, names = site_config.state, tuple(name for name, _ in list_runs(str(tables["name"]), tables))
+    if not any((folder / name).exists() for name in names):
+        exit_with_error(f"{folder}: has no state of federation {tables['name']!r}; nothing to leave", Code.BAD_INPUT)
+    is_told = leaving.has_left(folder, names) or all((folder / name / SUMMARY).exists() for name in names)  # all is done
+    leaving.write_leave(folder, leaving.Leave(runs=names, wipe=state == "wipe", is_told=is_told))
+    if not is_told and not is_locked(folder):
+        exit_with_error("the site's process does not run; start it, and the site leaves at the next order", Code.BAD_INPUT)
+    if not is_told:
+        print_text("the site leaves at the server's next order; Ctrl-C ends only this display")
+    if tables.get("server", {}).get("sum") == "masked":
+        print_warning("the server can compare the last sum with this site and the next, as when a site is absent")
+    while is_locked(folder):
+        time.sleep(0.5)
+    if not leaving.has_left(folder, names):
+        exit_with_error("the site's process ended before the server knew; start it, and the site leaves", Code.BAD_INPUT)
+    leaving.close_state(folder)
+    kept = "ledgers are" if state == "wipe" else "state is"
+    print_text(f"this site has left federation {tables['name']!r}; its {kept} kept in {folder}", soft_wrap=True)
 
 
 def ledger(
@@ -321,8 +376,12 @@ def _print_leaves(runtime: "SiteRuntime") -> None:
 def _run_until_stopped(kit: "kits.Kit", state: Path, pointer: Mapping[str, Any]) -> None:
     """Run FLARE's process of a participant until it is stopped; exit with the code of the reason."""
     from fedmutual.sites.flare.workspace import run_process
+    from fedmutual.sites.leaving import has_left
 
     def print_end(interrupt: KeyboardInterrupt) -> int:
+        if has_left(state, [contract["name"] for contract in pointer.get("contracts", ())]):
+            print_text("this site has left the federation; its ledger is closed")
+            return 0
         is_sigterm = isinstance(interrupt, Terminated)
         text = f"stopped by {'SIGTERM' if is_sigterm else 'Ctrl-C'}; saved rounds are kept"
         if is_json():

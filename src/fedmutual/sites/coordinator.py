@@ -1,6 +1,6 @@
 """The part of the server: rounds, shared model and scores, which are saved on disk after each round. It has no data."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,7 +36,7 @@ from fedmutual.sites.protocol import Transport
 from fedmutual.sites.secure_sum.fixed_point import list_masked_leaves
 from fedmutual.sites.secure_sum.identity import read_authority
 from fedmutual.sites.secure_sum.server import SecureSums
-from fedmutual.sites.server_journal import GENERATIONS, ServerJournal
+from fedmutual.sites.server_journal import GENERATIONS, LEFT, ServerJournal
 from fedmutual.sites.sizes import MessageSizes
 from fedmutual.sites.statistics import SUMS, Gathered, SumStatistics, pack_scaling, read_scaling
 
@@ -48,6 +48,7 @@ class Coordinator:
     contract: Contract
     folder: Path  # of this federation, in the form of a run folder, so that `report` can read it
     startup: Path | None = None  # of the server's kit: holds the authority's certificate, which a secure sum needs
+    left: Collection[str] = ()  # sites that left the federation in another run of its contract
 
     def run(
         self, transport: Transport, observers: Sequence[Observer] = (), pause: Callable[[], None] = lambda: None
@@ -67,6 +68,7 @@ class Coordinator:
         name = identify(contract.config, contract.digest + (contract.public or {"digest": ""})["digest"])
         with folders.lock_folder(self.folder), closing(ServerJournal(self.folder)) as journal:
             first_state = make_first_state(contract, experiment)
+            journal.exclude(dict.fromkeys(self.left, LEFT))
             server, saved = self._restore(first_state, name)
             gathered = journal.get_fact(SUMS, Gathered)
             self._describe(experiment, gathered and gathered[0])

@@ -18,6 +18,7 @@ from fedmutual.federation.evaluation import SITE_SCORES
 from fedmutual.sites.contract import Contract
 from fedmutual.sites.protocol import (
     EVALUATE,
+    LEAVES,
     LONGEST_TEXT,
     WORK,
     MalformedMessage,
@@ -32,7 +33,7 @@ from fedmutual.sites.screening import screen
 from fedmutual.sites.secure_sum.fixed_point import count_words, is_weighted
 from fedmutual.sites.secure_sum.messages import Rejected, Stage
 from fedmutual.sites.secure_sum.server import SecureSums, TooFewSites
-from fedmutual.sites.server_journal import ServerJournal
+from fedmutual.sites.server_journal import LEFT, ServerJournal
 from fedmutual.sites.sizes import MessageSizes
 from fedmutual.sites.statistics import find_sums_fault, get_screened
 
@@ -109,6 +110,7 @@ class SitesEngine(Engine):
             orders = dict.fromkeys(inboxes, (order, {}))
         hides = self._peer_to_peer or self._sums is not None
         outcome = self._collect(phase, self._journal.stamp(orders), {} if hides else declared)
+        self._journal.check_quorum(sites, self._contract.quorum)
         upheld = 0
         if self._sums is None:
             self._screen(outcome, at.round, inboxes)
@@ -150,6 +152,10 @@ class SitesEngine(Engine):
         for i, (answer, message) in self._ask(orders, outcome):
             if answer.accused and isinstance(phase, Compare):
                 outcome.accusations[i] = answer
+                continue
+            if answer.problem == LEAVES:
+                self._remarks.append(f"site {i!r} left the federation in good order, and gets no more orders")
+                self._journal.exclude({i: LEFT})
                 continue
             if answer.problem is not None:
                 self._leave_out(i, answer.order, answer.problem)

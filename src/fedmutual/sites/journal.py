@@ -228,7 +228,7 @@ def _check_no_older_state(folder: Path) -> None:
     found = next((name for name in _OLD if (folder / name).exists()), None)
     if found is not None:
         raise RunError(
-            f"{folder}: has {found} and no complete {FILE}, so an older version of fedmutual wrote this state, or the "
-            "journal is lost; finish the federation with that version or restore the file, or begin a federation of another "
-            "name, whose folder is empty"
+            f"{folder}: has {found} and no complete {FILE}: this site left the federation, or an older version of fedmutual "
+            "wrote this state, or the journal is lost; finish the federation with that version, restore the file, or "
+            "begin a federation of another name, whose folder is empty"
         )

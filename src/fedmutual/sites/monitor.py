@@ -7,7 +7,7 @@ and a lead read what sites disclosed.
 import shutil
 import tempfile
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -33,6 +33,7 @@ from fedmutual.sites.journal import Journal
 from fedmutual.sites.ledger import Line, count_totals, read_ledger, summarise_ledger
 from fedmutual.sites.protocol import WORK, Place
 from fedmutual.sites.schema import PRIVACY_FOLDER, WORK_FOLDER
+from fedmutual.sites.server_journal import LEFT, read_gone
 
 Facts = dict[str, Any]
 """What is known now, by the names that `read_site` and `read_server` give; a missing key is not known to this role."""
@@ -40,8 +41,19 @@ Facts = dict[str, Any]
 Score = tuple[int, str, str, str, Mapping[str, Any]]
 """The scores of a model: round, site, model, rows ("validation"), and values by name."""
 
-PRESENT, LATE, OUTSIDE, ABSENT, EXCLUDED = "takes part", "no heartbeat", "not in this round", "not connected", "excluded"
-_STATE_WORDS = {Outcome.AGAIN: "restarting", Outcome.BROKEN: "restarting", Outcome.SHORT: "paused"}
+SITE_WORDS = {  # how a site stands, for the server and leads: word -> its rule; the first rule that applies
+    "left": "its last message said that it leaves",
+    "excluded": "the server sends it no more orders, for the reason beside it",
+    "lost": "its connection ended without a goodbye, or it has never connected",
+    "paused": "its process was ended in good order; or it is connected, and said that it could not do its part",
+    "late": "it is connected, and its heartbeat or its last answer is overdue",
+    "restarting": "it is connected, and not in the job; the server restarts the job for it, or restarts it anyway",
+    "waiting": "it is connected, and no round is under way",
+    "takes part": "it did its part of the last phase",
+}
+LEFT_WORD, EXCLUDED, LOST, PAUSED, LATE, RESTARTING, WAITING, PRESENT = SITE_WORDS
+Seen = Mapping[str, tuple[float, bool]]
+"""Of each site without heartbeats: the seconds since then, and whether it ended in good order."""
 
 
 class Monitor:
@@ -95,7 +107,8 @@ class Monitor:
             self._close_session()
             return {"federation": names[0], "others": [], "alive": False, "state": "no answer", "reason": str(problem)}
         seen, connected, now = status["seen"] or {}, status["connected"], status["time"] or time.time()
-        facts = describe_progress(recorded, folder, connected, {i: now - at for i, at in seen.items()}, status["stops"])
+        seen = {i: (now - at, ended) for i, (at, ended) in seen.items()}
+        facts = describe_progress(recorded, folder, connected, seen, status["stops"], status["gone"])
         return {"federation": name, "others": [], "alive": True, "clock_ahead_seconds": ahead} | facts
 
     def _close_session(self) -> None:
@@ -141,12 +154,14 @@ def read_site(kit: Kit, state: Path, name: str | None) -> Facts:
     config = read_dumped(folder / CONFIG)
     with closing(Journal(folder, read_only=True)) as records:
         begun = records.get_fact("begun", tuple[int, Place, str])
+        left = records.get_fact("left", int) is not None
         done = bool(begun and records.read("SELECT 1 FROM phases WHERE round = ? AND phase = ?", *begun[1]))
     lines = read_ledger(folder)
     rows, rounds, has_job = summarise_ledger(lines), config.rounds, is_locked(folder)
     place = begun[1] if begun else (-1, -1)
     is_over = place[0] + 1 >= rounds and done and not has_job
-    state_word = "stopped" if not facts["alive"] else "takes part" if has_job else "done" if is_over else "waiting"
+    state_word = "takes part" if has_job else "done" if is_over else "waiting"
+    state_word = LEFT_WORD if left else state_word if facts["alive"] else "stopped"
     own = (
         (e.round, kit.name, row.model, row.data, row.values)
         for e in read_records(folder / METRICS, Evaluation)
@@ -183,6 +198,7 @@ def read_site(kit: Kit, state: Path, name: str | None) -> Facts:
 
 
 _SITE_SENTENCES = {
+    LEFT_WORD: "this site left the federation, and its ledger is closed",
     "stopped": "the site's process does not run; `fedmutual site` resumes",
     "takes part": "its job carries out the server's orders",
     "waiting": "the site's process runs, and waits for a job of the server",
@@ -216,16 +232,15 @@ def read_server(kit: Kit, state: Path, name: str | None) -> Facts:
     folder, others = find_federation(state, progress.FILE, name)
     facts: Facts = {"federation": folder.name if folder else name or "", "others": others, "alive": is_locked(state)}
     connected = progress.read_connected(state)[0] if facts["alive"] else {}
-    seen = {i: time.time() - at for i, at in progress.read_last_seen(state).items()}
+    seen = {i: (time.time() - at, ended) for i, (at, ended) in progress.read_last_seen(state).items()}
     if folder is None:
         facts |= describe_progress(None, state, connected, seen, False)
     else:
         recorded = progress.read_progress(folder)
         with closing(Journal(folder, read_only=True)) as records:
-            excluded = dict(records.read("SELECT site, why FROM excluded"))
             ((latest,),) = records.read("SELECT max(phase) FROM orders")
             is_now = recorded is not None and records.get_fact("round") == recorded["round"]
-        facts |= describe_progress(recorded, folder, connected, seen, (folder / progress.STOP).exists(), excluded)
+        facts |= describe_progress(recorded, folder, connected, seen, (folder / progress.STOP).exists(), read_gone(folder))
         if facts["state"] == "running" and facts["round"] < facts["rounds"]:
             phase = latest + 1 if is_now and latest is not None else 1
             facts["phase"] = f"phase {phase} of round {facts['round'] + 1} in progress"
@@ -238,35 +253,31 @@ def describe_progress(
     recorded: Mapping[str, Any] | None,
     folder: Path,
     connected: Collection[str],
-    seen: Mapping[str, float],
+    seen: Seen,
     stops: bool,
-    excluded: Mapping[str, str] | None = None,
+    gone: Mapping[str, str] | None = None,
 ) -> Facts:
-    """Return the facts of the progress that is recorded. folder: has scores, bytes. seen: seconds since a site was seen."""
+    """Return the facts of the progress that is recorded. folder: has scores, bytes. gone: site -> why it gets no orders."""
     if recorded is None:
         here = f"connected: {', '.join(sorted(connected)) or 'nobody'}"
         return {"state": "waiting", "reason": f"no lead has submitted the federation; {here}"}
-    word = _STATE_WORDS.get(recorded["outcome"], str(recorded["outcome"]))
+    word = Outcome(recorded["outcome"]).word
     reason = (recorded["left"] or "its rounds are under way") if word == "running" else recorded["said"]
     if stops and word == "running":
         reason += "; a lead has asked for a stop after this round"
     lines = list(read_records(folder / LEDGER, LedgerLine))
     exchanged = {line.round for line in lines if line.up}  # of other rounds nothing tells who was there
     sites = []
-    for i in recorded["sites"]:
+    for i, state, why in describe_sites(recorded, connected, seen, gone or {}):
         sent = {line.round for line in lines if line.client == i and line.up}
         missed = find_missed_rounds(sent | (set(range(recorded["round"] + 1)) - exchanged), recorded["round"])
-        notes = [note for note in recorded["notes"] if repr(i) in note["text"]]
-        state = EXCLUDED if i in (excluded or {}) else ABSENT if i not in connected else LATE if i in seen else PRESENT
-        if state == PRESENT and word == "running" and i not in recorded["in"]:
-            state = OUTSIDE
         sites.append(
             {
                 "site": i,
                 "state": state,
-                "seen": 0.0 if i in connected and i not in seen else seen.get(i),
+                "seen": seen[i][0] if i in seen else 0.0 if i in connected else None,
                 "missed": missed,
-                "why": (excluded or {}).get(i) or (format_notes(notes[-1]) if notes else ""),
+                "why": why,
                 **{way: sum(getattr(line, way) for line in lines if line.client == i) for way in ("up", "down")},
             }
         )
@@ -285,6 +296,28 @@ def describe_progress(
         "bytes": recorded["bytes"],
         "scores": group_scores(scores),
     }
+
+
+def describe_sites(
+    recorded: Mapping[str, Any], connected: Collection[str], seen: Seen, gone: Mapping[str, str]
+) -> Iterator[tuple[str, str, str]]:
+    """Yield (site, a word of SITE_WORDS, the last note of the server on it) for each site of the recorded progress."""
+    outcome, found = Outcome(recorded["outcome"]), recorded["notes"][::-1]
+    for site in recorded["sites"]:
+        if site in gone:
+            yield site, LEFT_WORD if gone[site] == LEFT else EXCLUDED, gone[site]
+            continue
+        if site not in connected:
+            word = PAUSED if seen.get(site, (0.0, False))[1] else LOST
+        elif site in seen or site in recorded["late"]:
+            word = LATE
+        elif outcome.word == "restarting" or site in recorded["outside"]:
+            word = RESTARTING
+        elif outcome != Outcome.RUNNING:
+            word = WAITING
+        else:
+            word = PRESENT if site in recorded["in"] else PAUSED
+        yield site, word, next((format_notes(note) for note in found if repr(site) in note["text"]), "")
 
 
 def group_scores(scores: Iterable[Score]) -> dict[tuple[str, str, str], dict[str, dict[int, float]]]:

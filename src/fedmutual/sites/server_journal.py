@@ -12,7 +12,9 @@ otherwise it could begin again without end.
 
 import math
 from collections.abc import Collection, Mapping
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 from fedmutual.core import Message
 from fedmutual.errors import RunError
@@ -24,8 +26,15 @@ from fedmutual.sites.screening import find_outliers
 
 GENERATIONS = 3  # saved states that the server keeps, the last one too; and rounds with recorded norms
 SETBACKS = 3  # the last one ends the federation
+LEFT = "it left the federation, as its last message said"  # why a site is excluded that excluded itself
 Orders = Mapping[str, tuple[Order, Message]]
 """Site -> its order, all of one phase."""
+
+
+def read_gone(folder: Path) -> dict[str, str]:
+    """Return site -> why it gets no more orders, from the journal in a federation's folder at the server."""
+    with closing(Journal(folder, read_only=True)) as journal:
+        return dict(journal.read("SELECT site, why FROM excluded ORDER BY site"))
 
 
 class ServerJournal(Journal):
@@ -100,7 +109,7 @@ class ServerJournal(Journal):
         excluded = sorted(self.excluded.keys() & set(sites))
         if len(sites) - len(excluded) < quorum:
             raise RunError(
-                f"{self.folder}: {quorum} sites are needed, and of {len(sites)} these are excluded for good: "
+                f"{self.folder}: {quorum} sites are needed, and of {len(sites)} these left or are excluded for good: "
                 f"{', '.join(excluded)}; log.txt says why; start a federation with another name without them"
             )
 

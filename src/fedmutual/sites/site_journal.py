@@ -76,6 +76,12 @@ class SiteJournal(Journal):
         if not read_only:
             self.publish()
 
+    @property
+    def left(self) -> int | None:
+        """The round, from 0, at whose order this site left the federation; None where it takes part."""
+        left: int | None = self.get_fact("left", int)
+        return left
+
     def find_place(self, order: Order) -> Place:
         """Return the (round, phase) of an order; of scores, the number after the last phase."""
         return order.round, self._phases if order.kind == EVALUATE else order.phase

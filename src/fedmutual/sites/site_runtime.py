@@ -25,12 +25,15 @@ from fedmutual.rundir.summary import write_summary
 from fedmutual.sites import guarantee
 from fedmutual.sites.contract import Contract, identify
 from fedmutual.sites.journal import Journal
+from fedmutual.sites.leaving import read_leave, write_leave
 from fedmutual.sites.ledger import record_sent
 from fedmutual.sites.peers import PeerMailbox
 from fedmutual.sites.private_values import Say, answer_phase, check_first_replies, describe_failure, may_depend_on_rows
 from fedmutual.sites.protocol import (
     ATTEMPTS,
     EVALUATE,
+    LEAVES,
+    WORK,
     MalformedMessage,
     Order,
     Place,
@@ -84,6 +87,11 @@ class SiteRuntime:
             self._budget = guarantee.open_budget(self.experiment, self.site, contract.name, settings.state, say)
         self.is_masked, names = contract.is_masked, contract.sites.names
         self._journal = self._open_journal(check_only)
+        if self._journal.left is not None:
+            after = f"after round {self._journal.left}" if self._journal.left > 0 else "before its first round"
+            raise RunError(
+                f"{self.folder}: this site left federation {contract.name!r} {after}; take part in one of another name"
+            )
         self._declined = set[str]()  # reasons for declined orders since the last accepted order: each is recorded once
         # only the names and shapes of the first state are used, which are public
         self._public = self.experiment.make_server_state(names)
@@ -161,6 +169,8 @@ class SiteRuntime:
             self.say(f"{order.round_name}: repeated order, the first answer is sent again")
             record_sent(self._journal, *read_answer(known_reply), known_reply, SERVER)
             return known_reply
+        if self.has_left or (order.kind == WORK and order.phase == 0 and self._is_to_leave()):
+            return self._leave(order)
         try:
             moments = self._check_scaling(order, inbox)
             if self._journal.begin(order, digest):
@@ -189,6 +199,32 @@ class SiteRuntime:
         if is_new:
             self.say(f"{order.round_name}: {why}")
             record_sent(self._journal, answer, {}, reply, SERVER)
+        return reply
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the site answered its last order, and closed its ledger."""
+        return self._journal.left is not None
+
+    def _is_to_leave(self) -> bool:
+        leave = read_leave(self._state)
+        return leave is not None and self._contract.name in leave.runs
+
+    def note_told(self) -> None:
+        """Note that the server has taken the site's last message: the site's process may end."""
+        leave = read_leave(self._state)
+        if leave is not None and not leave.is_told:
+            write_leave(self._state, leave.model_copy(update={"is_told": True}))
+
+    def _leave(self, order: Order) -> bytes:
+        """Return the site's last message: to every further order, too, of which the ledger then has no line."""
+        answer = SiteAnswer(order, problem=LEAVES)
+        reply = pack_message(answer, {})
+        if not self.has_left:
+            with self._journal.change():
+                self._journal.set_fact("left", order.round)
+                record_sent(self._journal, answer, {}, reply, SERVER)
+            self.say(f"{order.round_name}: this site leaves the federation; its ledger is closed")
         return reply
 
     def _do(self, order: Order, inbox: Message, digest: str) -> bytes:

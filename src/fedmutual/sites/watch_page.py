@@ -42,14 +42,14 @@ from fedmutual.results.scale import MetricScale, format_size
 from fedmutual.rundir.text import format_duration
 from fedmutual.sites.flare.kits import SOON
 from fedmutual.sites.flare.workspace import MOST_AHEAD
-from fedmutual.sites.monitor import ABSENT, EXCLUDED, LATE, OUTSIDE, PRESENT, Facts, Monitor
+from fedmutual.sites.monitor import EXCLUDED, LATE, PRESENT, RESTARTING, SITE_WORDS, Facts, Monitor
 
 PERIOD = 10  # seconds between two looks of an open page
 _MOST_ROWS = 30  # of the messages that left a site, the newest; `fedmutual ledger` shows all
 _FRESH = 2.0  # seconds for which facts are shown again, however many requests come
 _LONGEST_HEAD, _MOST_THREADS = 16_384, 16  # bytes of a request, which has no body; requests at a time
 _PATIENCE = 5.0  # seconds until a request must be complete, and an answer taken
-_MARKS = {PRESENT: "●", OUTSIDE: "◐", LATE: "◐", ABSENT: "○", EXCLUDED: "✕"}
+_MARKS = dict.fromkeys(SITE_WORDS, "○") | {PRESENT: "●", RESTARTING: "◐", LATE: "◐", EXCLUDED: "✕"}
 _HEADERS = {
     "Content-Type": "text/plain; charset=utf-8",
     "Content-Security-Policy": "default-src 'none'",

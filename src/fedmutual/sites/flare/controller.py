@@ -18,8 +18,10 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
+from fedmutual.config.keys import Table
 from fedmutual.engines.loop import Paused
 from fedmutual.errors import RunError, UserError
+from fedmutual.sites.consent import list_runs
 from fedmutual.sites.contract import accept_contract
 from fedmutual.sites.coordinator import Coordinator
 from fedmutual.sites.engine import TooFew
@@ -27,6 +29,7 @@ from fedmutual.sites.flare import progress as files
 from fedmutual.sites.flare.progress import Outcome, ProgressFile, print_line, read_connected
 from fedmutual.sites.flare.workspace import BODY, CLOCK, read_pointer
 from fedmutual.sites.modules import leave_working_folders, make_server_rule
+from fedmutual.sites.server_journal import LEFT, read_gone
 from fedmutual.user_code import plugins
 
 _TICK = 0.05
@@ -77,7 +80,8 @@ class Rounds(Controller):  # type: ignore[misc]
         pause = partial(pause_for_changes, progress, transport, contract.sites.names)
         try:
             progress.begin(transport.wait_until_ready(contract.sites.wait))
-            Coordinator(contract, folder, work / "startup").run(transport, [progress], pause)
+            left = find_left(state, contract.name, pointer["contracts"])
+            Coordinator(contract, folder, work / "startup", left).run(transport, [progress], pause)
             progress.end(Outcome.DONE, "all rounds are done")
         except Paused as reason:
             progress.end(Outcome.AGAIN, str(reason))
@@ -90,6 +94,13 @@ class Rounds(Controller):  # type: ignore[misc]
         except Exception as problem:
             progress.end(Outcome.BROKEN, f"{type(problem).__name__}: {problem}")
             raise
+
+
+def find_left(state: Path, name: str, contracts: Collection[Table]) -> set[str]:
+    """Return the sites that left a federation in another run of its contract. contracts: that the server agreed to."""
+    names = [[run for run, _ in list_runs(contract["name"], contract["tables"])] for contract in contracts]
+    others = [state / run for runs in names if name in runs for run in runs]
+    return {site for folder in others for site, why in read_gone(folder).items() if why == LEFT}
 
 
 def write_refusal(state: Path, job: str, reason: str) -> None:
@@ -110,6 +121,8 @@ def pause_for_changes(progress: ProgressFile, transport: "TaskTransport", names:
         raise Paused("stopped by hand")
     inside, (_, alive) = transport.list_connected(), read_connected(progress.folder.parent)
     outside = {i: alive[i] for i in names if i in alive and i not in inside}
+    outside = outside and {i: connection for i, connection in outside.items() if i not in read_gone(progress.folder)}
+    progress.note_absent(outside, transport.list_late())
     if due := progress.list_due_sites(outside, inside, time.time()):
         raise Paused(f"{', '.join(due)} connected, or connected again")
 

@@ -36,7 +36,7 @@ Connections = Mapping[str, str]
 Text = Annotated[str, AfterValidator(clean_text)]  # safe to print on a console
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
 Seconds = Annotated[float, Field(allow_inf_nan=False)]
-_SEEN = TypeAdapter(dict[str, Seconds])
+_SEEN = TypeAdapter(dict[str, tuple[Seconds, bool]])
 _SITES = TypeAdapter(dict[str, tuple[str, bool]])  # site -> id of the connection, and whether its heartbeat is in time
 
 
@@ -50,6 +50,11 @@ class Outcome(StrEnum):
     BROKEN = "broken"  # a process died
     FAILED = "failed"  # a restart would fail again
     STOPPED = "stopped"
+
+    @property
+    def word(self) -> str:
+        """The word for people: a job that ended is restarted by the server, or as soon as enough sites are connected."""
+        return {Outcome.AGAIN: "restarting", Outcome.BROKEN: "restarting", Outcome.SHORT: "paused"}.get(self, self.value)
 
 
 OVER = (Outcome.DONE, Outcome.FAILED, Outcome.STOPPED)  # the server restarts no job after these
@@ -77,6 +82,8 @@ class Progress(BaseModel):
     contract: Text = ""
     sites: tuple[Text, ...]
     within: tuple[Text, ...] = Field(default=(), alias="in")
+    late: tuple[Text, ...] = ()  # connected sites that missed a deadline and have sent nothing since
+    outside: tuple[Text, ...] = ()  # connected sites that are not in the job, which is restarted for them
     scores: Text = ""
     left: Text = ""
     bytes: dict[Literal["up", "down"], _Count] = Field(default={"up": 0, "down": 0}, min_length=2)  # of all rounds
@@ -121,6 +128,12 @@ class ProgressFile:
     def begin(self, sites: tuple[str, ...]) -> None:
         """Write the sites of the job."""
         self.change(**{"in": list(sites)})
+
+    def note_absent(self, outside: Collection[str], late: Collection[str]) -> None:
+        """Write which connected sites are not in the job, and which missed a deadline, if that is new."""
+        new = {"outside": sorted(outside), "late": sorted(late)}
+        if new != {key: self._state[key] for key in new}:
+            self.change(**new)
 
     def end(self, outcome: Outcome, reason: str) -> None:
         """Write the outcome of the job. reason: one sentence."""
@@ -195,14 +208,15 @@ def change_progress(folder: Path, **changes: Any) -> None:
 
 def write_connected(folder: Path, connected: Connections, alive: Collection[str]) -> None:
     """Write the connected sites into the server's folder. alive: those whose heartbeat is not overdue."""
-    sites = {i: (connection, i in alive) for i, connection in connected.items()}
-    seen = read_last_seen(folder) | dict.fromkeys(read_connected(folder)[1], time.time())
+    sites, now = {i: (connection, i in alive) for i, connection in connected.items()}, time.time()
+    # a site that ends in good order says so, and is gone at once; the heartbeat of any other is overdue before
+    seen = read_last_seen(folder) | {i: (now, i not in connected) for i in read_connected(folder)[1]}
     seen = {i: at for i, at in seen.items() if i not in alive}
     write_json(folder / CONNECTED, {"format": FORMAT, "sites": sites, "seen": seen})
 
 
-def read_last_seen(folder: Path) -> dict[str, float]:
-    """Return when the heartbeat of each site that is late or gone became overdue, in seconds since the epoch."""
+def read_last_seen(folder: Path) -> dict[str, tuple[float, bool]]:
+    """Return of each site without heartbeats since when, in seconds since the epoch, and whether it ended in good order."""
     try:
         return _SEEN.validate_python(read_json(folder / CONNECTED).get("seen", {}))
     except (RunError, ValidationError):

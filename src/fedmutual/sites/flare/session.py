@@ -113,13 +113,13 @@ class Session:
         """Return the status of a federation. Raises ConfigError where the server has another version of fedmutual.
 
         "connected": the connected sites. "progress": the progress file, or None. "stops": whether a stop is requested.
-        "job": the id of a waiting or running job, or None. "seen": when sites without a heartbeat were last seen, and
-        "time": the server's clock, in seconds since the epoch; None at an older server.
+        "job": the id of a waiting or running job, or None. "seen": as `read_last_seen`, and "time": the server's clock;
+        "gone": as `read_gone`; None at an older server.
         """
         answer = self._send_command("status", name)
         check_release(_read(answer, "version", Text), "the server")
         kinds: dict[str, Any] = {"connected": list[Text], "progress": Progress | None, "stops": bool, "job": Text | None}
-        kinds |= {"seen": dict[Text, Seconds] | None, "time": Seconds | None}
+        kinds |= {"seen": dict[Text, tuple[Seconds, bool]] | None, "time": Seconds | None, "gone": dict[Text, Text] | None}
         return {key: _read(answer, key, kind) for key, kind in kinds.items()}
 
     def stop(self, name: str) -> dict[str, Any] | None:

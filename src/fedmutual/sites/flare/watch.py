@@ -24,6 +24,7 @@ from fedmutual.sites.consent import list_runs
 from fedmutual.sites.flare import progress, workspace
 from fedmutual.sites.flare.progress import OVER, Connections, Outcome, change_progress, print_line, read_progress
 from fedmutual.sites.schema import WORK_FOLDER
+from fedmutual.sites.server_journal import read_gone
 
 _TICK = 0.5
 _TO_START = (RunStatus.SUBMITTED.value, RunStatus.APPROVED.value, RunStatus.DISPATCHED.value)
@@ -160,7 +161,7 @@ class Watch(FLComponent):  # type: ignore[misc]
         pause = 0.0 if is_planned else min(_FIRST * 2 ** min(tries, 10), _LONGEST)
         now = time.monotonic()
         due = self._due.setdefault(folder.name, now + pause)
-        sites = set(state["sites"])
+        sites = set(state["sites"]) - read_gone(folder).keys()
         is_complete = sites <= set(alive) or now > due + limits["wait"]
         if now < due or not is_complete or len(sites & set(alive)) < limits["quorum"]:
             return
@@ -173,7 +174,7 @@ class Watch(FLComponent):  # type: ignore[misc]
             manager.delete(new_job, fl_ctx)
             raise
         self._due.pop(folder.name, None)
-        what = f"{folder.name}: {state['outcome']} ({state['said']}), restarted after round {state['round']}"
+        what = f"{folder.name}: {state['said']}: restarted after round {state['round']}"
         print_line(what, "warning", folder.name)
         for old_job in state["old"]:  # not the last job, which FLARE may still be writing
             manager.delete(old_job, fl_ctx)
@@ -246,7 +247,7 @@ def _carry_out(state: Path, engine: Any, what: str, name: str, file: str) -> dic
     if what == "status":
         stops, connected = stop.exists(), sorted(list_connected(engine)[0])
         about: dict[str, Any] = {"job": _find_job(engine, name), "version": fedmutual.__version__}
-        about |= {"seen": progress.read_last_seen(state), "time": time.time()}
+        about |= {"seen": progress.read_last_seen(state), "time": time.time(), "gone": read_gone(folder)}
         return {"connected": connected, "progress": known, "stops": stops, **about}
     if what == "stop":
         if known is not None or name in _list_agreed_names(state):  # one of several runs may not have begun

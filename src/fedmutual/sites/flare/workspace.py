@@ -63,6 +63,8 @@ def run_process(kit: Kit, state: Path, pointer: Mapping[str, Any], end: Callable
         try:
             return main(args)
         except KeyboardInterrupt as interrupt:
+            if kit.kind == "site":
+                importlib.import_module(f"{_OURS}.executor").sign_out()
             return end(interrupt)
 
     code: int = monitor.run(main_func=run_until_interrupt, run_dir=str(work), args=arguments)

@@ -1,0 +1,85 @@
+"""How a site leaves a federation in good order: `fedmutual leave` writes the wish, and the site's processes carry it out.
+
+The job answers the next round's order with its last message, `protocol.LEAVES`, and closes the ledger. When the server has
+taken this message, the site's process ends. Then the state is wiped, if this was wished.
+"""
+
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from fedmutual.files import FORMAT, read_json, write_bytes, write_json
+from fedmutual.rundir.file_names import LOCK
+from fedmutual.rundir.folder import lock_folder
+from fedmutual.rundir.record_files import check_record
+from fedmutual.sites.journal import FILE, OLD_LEDGER
+from fedmutual.sites.ledger import read_ledger
+from fedmutual.sites.schema import WORK_FOLDER
+
+_FILE = "leave.json"
+_TICK = 0.5
+
+
+class Leave(BaseModel):
+    """The operator's wish that the site leaves a federation: the content of `_FILE` in the site's state folder."""
+
+    format: int = FORMAT
+    runs: tuple[str, ...]  # the names of the federation's runs
+    wipe: bool  # whether only the ledgers stay
+    is_told: bool = False  # whether the server has taken the site's last message
+
+
+def read_leave(state: Path) -> Leave | None:
+    """Return the wish to leave in a site's state folder. Raises RunError where the file is damaged."""
+    fix = "delete the file, and give `fedmutual leave` again"
+    return check_record(state / _FILE, Leave, read_json(state / _FILE, fix), fix) if (state / _FILE).exists() else None
+
+
+def write_leave(state: Path, leave: Leave) -> None:
+    """Write the wish to leave. Raises RunError where the file cannot be written."""
+    write_json(state / _FILE, leave.model_dump(mode="json"))
+
+
+def has_left(state: Path, runs: Collection[str]) -> bool:
+    """Return whether a site has left the federation of these runs. Raises RunError as `read_leave`."""
+    leave = read_leave(state)
+    return leave is not None and leave.is_told and not set(leave.runs).isdisjoint(runs)
+
+
+def close_state(state: Path) -> None:
+    """End what `leave` began, when no process of the site runs: wipe the state, if this was wished.
+
+    The ledger stays as `OLD_LEDGER`, and so does the folder of the privacy budget: it counts for the data, in every
+    federation. Raises RunError where a file cannot be read, written or removed.
+    """
+    leave = read_leave(state)
+    if leave is None or not leave.wipe:
+        return
+    for folder in (state / run for run in leave.runs if (state / run / FILE).exists()):
+        with lock_folder(folder, "still works with this state", "end that process", patience=20.0):
+            lines = [json.dumps(line) + "\n" for line in read_ledger(folder)]
+            write_bytes(folder / OLD_LEDGER, "".join(lines).encode())
+            others = [path for path in folder.iterdir() if path.name not in (OLD_LEDGER, FILE, LOCK)]
+            for path in (*others, folder / FILE):  # the journal last: it has the ledger
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+    shutil.rmtree(state / WORK_FOLDER, ignore_errors=True)
+
+
+def end_when_told(state: Path, runs: Collection[str]) -> threading.Thread:
+    """End this process of a site by SIGTERM when the server has taken its last message of a run. Returns at once."""
+
+    def wait() -> None:
+        while not has_left(state, runs):
+            time.sleep(_TICK)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=wait, daemon=True, name="leaving")
+    thread.start()
+    return thread
