@@ -369,16 +369,16 @@ class RecordsConfig(Section):
     patience: keys.Count | None = key(affects="result", unused_on_sites="all rounds of a contract are trained")
     """early stopping: the run ends after so many evaluations without a better one, by the mean of the main metric on rows of
     `records.best_by`, of the personal models, or without them of the shared model; unset, it has all rounds"""
-    keep_best: bool = key(False, affects="record", unused_on_sites="best rounds' weights are not kept there")
+    keep_best: bool = key(False, affects="record", unused_on_sites="each site sets it in its own site.toml")
     """keep the weights of the best round of each client and of the shared model; `records.best_by` chooses the round"""
     copies: bool = key(False, only_if=(_ON_SERVER,))
     """also evaluate the clients' trained copies of the shared model before they are averaged"""
     ensemble: bool = key(False, only_if=(_FEDERATED, _PERSONAL, _ON_SERVER))
     """also evaluate the ensemble of each client's own model and the shared model, for algorithms with both (fml): the
     average of their probabilities, with a weight chosen on hold-out rows (`split.holdout`)"""
-    tensorboard: bool = key(False, affects="record", unused_on_sites="it is not written there")
+    tensorboard: bool = key(False, affects="record")
     """also write scores and losses for TensorBoard (the extra `tensorboard`)"""
-    trackers: list[Literal["mlflow", "wandb"]] = key([], affects="record", unused_on_sites="nothing is logged there")
+    trackers: list[Literal["mlflow", "wandb"]] = key([], affects="record")
     """also log scores, losses and the run's folder to MLflow or Weights & Biases (the extras `mlflow` and `wandb`)"""
 
 

@@ -2,7 +2,7 @@
 
 import abc
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -203,17 +203,28 @@ def evaluate_client(
     measured = compute_scores(client, evaluations, inbox, report)
     measured |= {spec: replace(measured[spec], values=drop_values(measured[spec].values)) for spec in unusable}
     scores = tuple(measured.values())
-    if keep is not None and home is not None and "personal" in client.nets:
-        models = {e.model for e in evaluations if e.net == "personal"}  # trained on pooled data, it is reported as "global"
-        rows = "test" if "global" in models else "validation"
-        merit = best.compute_merit([s for s in scores if s.model in models], rows, keep.by, keep.metric)
-        state = client.nets["personal"].state_dict()
-        best.save_if_better(home, lambda: {f"personal.{k}": v for k, v in state.items()}, merit, round, keep)
+    if keep is not None and home is not None:
+        keep_best_personal(client, evaluations, scores, home, round, keep)
     stopped = describe_stop(client) if client.metrics == "all" else ()
     if client.metrics != "all" and home is not None:
         home.mkdir(parents=True, exist_ok=True)
         append_scores(home, round, scores)
     return select_metrics(client, measured), (*unusable.values(), *stopped)
+
+
+def keep_best_personal(
+    client: Client, evaluations: Sequence[EvalSpec], scores: Sequence[Score], home: Path, round: int, keep: best.BestRule
+) -> None:
+    """Save the personal net of a client in its folder, if the client has one and no earlier round was better.
+
+    round: from 1. Raises RunError as `best.save_if_better`.
+    """
+    if "personal" in client.nets:
+        models = {e.model for e in evaluations if e.net == "personal"}  # trained on pooled data, it is reported as "global"
+        rows = "test" if "global" in models else "validation"
+        merit = best.compute_merit([s for s in scores if s.model in models], rows, keep.by, keep.metric)
+        state = client.nets["personal"].state_dict()
+        best.save_if_better(home, lambda: {f"personal.{k}": v for k, v in state.items()}, merit, round, keep)
 
 
 def count_parameters(client: Client) -> dict[str, int]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from fedmutual.config.schema import Config, RecordsConfig
 from fedmutual.errors import ConfigError, RunError, format_error, warn_user
-from fedmutual.events import Evaluated, Event, Failed, Finished
+from fedmutual.events import Evaluated, Event, Failed
 from fedmutual.rundir.file_names import LOCK
 
 _NOT_ALLOWED = re.compile(r"[^\w\-. :/]")  # in a name of MLflow; letters of all languages are allowed
@@ -24,8 +24,7 @@ _NOT_ALLOWED = re.compile(r"[^\w\-. :/]")  # in a name of MLflow; letters of all
 
 def check_installed(records: RecordsConfig) -> None:
     """Raise ConfigError if a package that a key of `records` needs is not installed."""
-    needed = [("records.tensorboard", "tensorboard")] if records.tensorboard else []
-    for key, package in [*needed, *(("records.trackers", name) for name in records.trackers)]:
+    for package, key in _list_wanted(records):
         if find_spec(package) is None:
             raise ConfigError(f'key {key!r} needs the package {package!r}: pip install "fedmutual[{package}]"')
 
@@ -42,34 +41,28 @@ def list_scalars(event: Evaluated) -> Iterator[tuple[str, float]]:
         yield from ((f"train/{name}/{client}", value) for name, value in terms.items())
 
 
-class TensorBoard:
-    """Observer: writes scores and training losses as scalars to `tensorboard/` in the run's folder.
+class TensorBoardRun:
+    """The folder `tensorboard/` of a run's folder, with scalars. Methods as `MLflowRun`."""
 
-    Raises:
-        RunError: the folder cannot be written.
-    """
-
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, key: str, title: str, settings: Mapping[str, str]) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        try:
-            self._writer = SummaryWriter(str(folder / "tensorboard"))
-        except OSError as problem:
-            raise RunError(f"{folder / 'tensorboard'}: cannot be written ({problem.strerror or problem})") from None
+        self._writer = SummaryWriter(str(folder / "tensorboard"))
 
-    def __call__(self, event: Event) -> None:
-        """Write the numbers of an evaluation; close the writer at the end of the run."""
-        if isinstance(event, Evaluated):
-            for name, value in list_scalars(event):
-                self._writer.add_scalar(name, value, event.round)
-        elif isinstance(event, Finished | Failed):
-            self._writer.close()
+    def log(self, round: int, scalars: Mapping[str, float]) -> None:
+        """Write the numbers of a round."""
+        for name, value in scalars.items():
+            self._writer.add_scalar(name, value, round)
+
+    def end(self, folder: Path, files: Sequence[Path], is_finished: bool) -> None:
+        """Close the file; the run's files are beside it."""
+        self._writer.close()
 
 
 class MLflowRun:
     """A run of MLflow; a resumed run continues the run of MLflow that has the key."""
 
-    def __init__(self, key: str, title: str, settings: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, key: str, title: str, settings: Mapping[str, str]) -> None:
         """key: of the run folder. title: the name that people read. settings: configuration keys with their values."""
         from mlflow import MlflowClient
 
@@ -112,7 +105,7 @@ def _make_mlflow_key(name: str) -> str:
 class WandbRun:
     """A run of Weights & Biases; a resumed run continues the run that has the key. Methods and arguments as `MLflowRun`."""
 
-    def __init__(self, key: str, title: str, settings: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, key: str, title: str, settings: Mapping[str, str]) -> None:
         import wandb
 
         self._artifact = wandb.Artifact(f"run-{key}", type="run")
@@ -139,31 +132,37 @@ class WandbRun:
         self._run.finish(exit_code=0 if is_finished else 1)
 
 
-_TRACKERS: dict[str, type[MLflowRun] | type[WandbRun]] = {"mlflow": MLflowRun, "wandb": WandbRun}
+_Run = TensorBoardRun | MLflowRun | WandbRun
+_TRACKERS: dict[str, type[_Run]] = {"tensorboard": TensorBoardRun, "mlflow": MLflowRun, "wandb": WandbRun}
+
+
+def _list_wanted(records: RecordsConfig) -> list[tuple[str, str]]:
+    """Return (tracker, key) of each tracker that `records` names."""
+    wanted = [("tensorboard", "records.tensorboard")] if records.tensorboard else []
+    return [*wanted, *((name, "records.trackers") for name in records.trackers)]
 
 
 class Tracker:
-    """Observer: sends the scores and losses that clients disclose to one tracker, and the run's folder at the end.
+    """Observer: sends scores and losses to one tracker, and files of the run's folder at the end.
 
-    The folders of clients are not sent: a personal model, and scores that `share.metrics` keeps back, stay there. A tracker
-    that fails after the first round stops with a warning, and the training continues.
+    A tracker that fails after the first round stops with a warning, and the training continues.
 
     Raises:
         RunError: the tracker cannot be reached, or refuses the run.
     """
 
-    def __init__(self, name: str, folder: Path, config: Config, identity: str) -> None:
-        """identity: of the run's settings and data, so that a resumed run is found again."""
+    def __init__(self, name: str, key: str, folder: Path, config: Config, identity: str, title: str = "") -> None:
+        """key: of the configuration. identity: of settings and data, to find a resumed run. title: the end of its title."""
         self._name, self._folder = name, folder
-        key = hashlib.sha256(f"{folder.resolve()}\n{identity}".encode()).hexdigest()[:16]
-        title = f"{config.name}, {config.algorithm['name']}, seed {config.seed}"
+        run = hashlib.sha256(f"{folder.resolve()}\n{identity}".encode()).hexdigest()[:16]
+        title = f"{config.name}, {config.algorithm['name']}, seed {config.seed}{title}"
         settings = _flatten(config.model_dump(mode="json", exclude_defaults=True))
         try:
-            self._run: MLflowRun | WandbRun | None = _TRACKERS[name](key, title, settings)
+            self._run: _Run | None = _TRACKERS[name](folder, run, title, settings)
         except Exception as problem:  # trackers fail in many ways
             raise RunError(
-                f"key 'records.trackers': {name} cannot be used ({format_error(problem)}); check its settings, or take "
-                f"{name!r} out of records.trackers"
+                f"key {key!r}: {name} cannot be used ({format_error(problem)}); check its settings, or take {name!r} out of "
+                f"{key}"
             ) from None
 
     def __call__(self, event: Event) -> None:
@@ -171,14 +170,12 @@ class Tracker:
         if isinstance(event, Evaluated):
             self._try("log", event.round, dict(list_scalars(event)))
         elif isinstance(event, Failed):
-            self._try("end", self._folder, (), False)
+            self.end((), is_finished=False)
 
-    def end(self) -> None:
-        """Keep the files of the finished run, and end the tracker's run."""
-        # a link in a folder from somebody else could name any file of this machine
-        files = [f for f in sorted(self._folder.rglob("*")) if f.is_file() and not f.is_symlink() and f.name != LOCK]
-        sent = [f for f in files if f.relative_to(self._folder).parts[0] != "clients"]
-        self._try("end", self._folder, sent, True)
+    def end(self, files: Sequence[Path], is_finished: bool = True) -> None:
+        """End the tracker's run, and keep some files of the run's folder. Later calls do nothing."""
+        self._try("end", self._folder, files, is_finished)
+        self._run = None
 
     def _try(self, method: str, *arguments: Any) -> None:
         """Call a method of the tracker's run; after a failure, the tracker is not used again."""
@@ -189,6 +186,21 @@ class Tracker:
         except Exception as problem:  # a tracker's failure must not cost the training
             self._run = None
             warn_user(f"{self._name} failed ({format_error(problem)}); the run continues without this tracker")
+
+
+def open_trackers(folder: Path, config: Config, identity: str, title: str = "") -> list[Tracker]:
+    """Return the trackers that `records` of a configuration names. Arguments and errors as `Tracker`."""
+    return [Tracker(name, key, folder, config, identity, title) for name, key in _list_wanted(config.records)]
+
+
+def list_sent_files(folder: Path) -> list[Path]:
+    """Return the files of a finished run that a tracker keeps: all but the folders of clients and the lock.
+
+    A personal model, and scores that `share.metrics` keeps back, stay in the folders of clients.
+    """
+    # a link in a folder from somebody else could name any file of this machine
+    files = [f for f in sorted(folder.rglob("*")) if f.is_file() and not f.is_symlink() and f.name != LOCK]
+    return [f for f in files if f.relative_to(folder).parts[0] != "clients"]
 
 
 def _flatten(tables: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -123,7 +123,7 @@ class Contract:
         sections = {"data", "model", "algorithm", "training", "optimizer", "share"}
         client_tables = site_file.model_dump(exclude_unset=True, include=sections)
         client = {"data": {"name": "digits"}, **{key: table for key, table in client_tables.items() if table != {}}}
-        overrides = site_file.model_dump(exclude_none=True, include={"engine", "split", "privacy"})
+        overrides = site_file.model_dump(exclude_none=True, include={"engine", "split", "privacy", "records"})
         for key in ("folds", "fold"):
             if key in overrides["split"]:
                 raise ConfigError(f"{source}: key 'split.{key}' is one for all sites, in FEDERATION.toml; remove it here")

@@ -1,7 +1,7 @@
 """The part of the server: rounds, shared model and scores, which are saved on disk after each round. It has no data."""
 
 from collections.abc import Callable, Collection, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,12 @@ from fedmutual.federation.networks import Networks
 from fedmutual.federation.plan import RoundPlan
 from fedmutual.rundir import folder as folders
 from fedmutual.rundir.checkpoint import Checkpoints, read_checkpoint, restore_server
+from fedmutual.rundir.file_names import CONFIG, ENVIRONMENT, LEDGER, METRICS, SUMMARY
 from fedmutual.rundir.observers import Ledger, Metrics
 from fedmutual.rundir.schema import RecordedEngine, Saved
 from fedmutual.rundir.summary import write_summary
 from fedmutual.rundir.text import TextLog
+from fedmutual.rundir.trackers import check_installed, open_trackers
 from fedmutual.sites.contract import Contract, identify
 from fedmutual.sites.engine import Setback, SitesEngine, TooFew
 from fedmutual.sites.protocol import Transport
@@ -66,13 +68,17 @@ class Coordinator:
         """
         contract, experiment = self.contract, build_server_experiment(self.contract)
         name = identify(contract.config, contract.digest + (contract.public or {"digest": ""})["digest"])
-        with folders.lock_folder(self.folder), closing(ServerJournal(self.folder)) as journal:
+        with folders.lock_folder(self.folder), closing(ServerJournal(self.folder)) as journal, ExitStack() as ending:
             first_state = make_first_state(contract, experiment)
             journal.exclude(dict.fromkeys(self.left, LEFT))
             server, saved = self._restore(first_state, name)
             gathered = journal.get_fact(SUMS, Gathered)
             self._describe(experiment, gathered and gathered[0])
-            logs: list[Observer] = [Metrics(self.folder), Ledger(self.folder), TextLog(self.folder), *observers]
+            check_installed(contract.config.records)
+            trackers = open_trackers(self.folder, contract.config, name, ", server")
+            for tracker in trackers:
+                ending.callback(tracker.end, (), is_finished=False)  # unless it has ended
+            logs: list[Observer] = [Metrics(self.folder), Ledger(self.folder), TextLog(self.folder), *observers, *trackers]
             engine = self._make_engine(transport, journal, first_state)
 
             def pause_after(event: Event) -> None:
@@ -102,6 +108,8 @@ class Coordinator:
             list_tensors = list_masked_leaves if contract.is_masked else list_leaves
             leaves = list_tensors(contract.algorithm, first_state)
             write_summary(self.folder, contract.config, seconds=round(checkpoints.seconds, 3), leaves=leaves)
+            for tracker in trackers:  # of the records alone: the journal holds what sites sent
+                tracker.end([self.folder / file for file in (CONFIG, ENVIRONMENT, METRICS, LEDGER, SUMMARY)])
 
     def _make_engine(self, transport: Transport, journal: ServerJournal, first_state: Message) -> SitesEngine:
         contract, sums = self.contract, None

@@ -236,6 +236,22 @@ class LimitsTable(Section):
     )
 
 
+class SiteRecords(Section):
+    """What a site writes of its own scores, whether it shares them or not. Nothing of it leaves the site for others."""
+
+    best_by: Literal["holdout", "validation"] | None = key(
+        None,
+        "the site's own rows on which the best round is chosen; unset, hold-out rows if there are any, else validation rows",
+    )
+    keep_best: bool = key(
+        False, "keep the weights of the best round, of the site's own model and of the shared model (`predict --best`)"
+    )
+    tensorboard: bool = key(False, "also write the site's scores for TensorBoard (the extra `tensorboard`)")
+    trackers: list[Literal["mlflow", "wandb"]] = key(
+        [], "also log the site's scores to MLflow or Weights & Biases (the extras `mlflow` and `wandb`), without any file"
+    )
+
+
 class SiteEngine(Section):
     """Where a site's computations run."""
 
@@ -258,6 +274,7 @@ class SiteFile(Section):
     training: ClientTraining = ClientTraining()
     optimizer: ClientOptimizer = ClientOptimizer()
     engine: SiteEngine = SiteEngine()
+    records: SiteRecords = SiteRecords()
     share: SiteShare = SiteShare()  # type: ignore[valid-type]
     limits: LimitsTable = LimitsTable()
     privacy: SitePrivacy = SitePrivacy()

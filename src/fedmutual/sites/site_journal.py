@@ -66,7 +66,7 @@ class SiteJournal(Journal):
         without noise. Raises RunError as `Journal`, or where the folder holds another run's state.
         """
         super().__init__(folder, read_only)
-        self._states, self._run, self._budget = client_folder(folder, site), run, budget
+        self._states, self.run, self._budget = client_folder(folder, site), run, budget
         self._rounds, self._start, self._phases, self._evaluate_every = bounds
         if self.get_fact("run") not in (None, run):
             raise RunError(
@@ -140,7 +140,7 @@ class SiteJournal(Journal):
         with self.change():
             self.write("DELETE FROM phases WHERE (round, phase) >= (?, ?)", place)
             self._drop_replies()
-            self.set_fact("run", self._run)  # with the first order: until then site.toml may change
+            self.set_fact("run", self.run)  # with the first order: until then site.toml may change
             self.set_fact("begun", [order.attempt, place, digest])
             self._record_ledgers()
         self.publish()
@@ -168,7 +168,7 @@ class SiteJournal(Journal):
         else:  # the stages of a secure sum, which follow, change no client
             is_end = last or UPDATE in kept
             state = make_file_name(place[0] + 1) if is_end else f"phase-{place[0] + 1}-{place[1] + 1}.safetensors"
-            about = {"format": "1", "run": self._run, "round": str(place[0] + 1)}
+            about = {"format": "1", "run": self.run, "round": str(place[0] + 1)}
             write_tensors(self._states / state, collect_client_state(client), about)
         with self.change():
             self._forget_rounds(place[0])
@@ -207,21 +207,21 @@ class SiteJournal(Journal):
         saved = read_checkpoint(self.folder)
         if ended is None:
             remove_checkpoint(self.folder)
-        elif saved is None or (saved.run, saved.round) != (self._run, ended + 1):
-            write_checkpoint(self.folder, Saved(run=self._run, round=ended + 1, seconds=0.0))
+        elif saved is None or (saved.run, saved.round) != (self.run, ended + 1):
+            write_checkpoint(self.folder, Saved(run=self.run, round=ended + 1, seconds=0.0))
         used = {state for (state,) in self.read("SELECT state FROM phases")}
         for file in self._states.glob("*.safetensors"):
-            if file.name not in used:
+            if file.name not in used and not file.name.startswith("best"):  # records.keep_best
                 file.unlink(missing_ok=True)
 
     def load(self, client: Client, place: Place) -> None:
         """Load the saved state after a finished place into a new client. Raises RunError as `load_client`."""
         ((state,),) = self.read("SELECT state FROM phases WHERE round = ? AND phase = ?", *place)
-        load_client(client, self._states / state, self._run, place[0] + 1)
+        load_client(client, self._states / state, self.run, place[0] + 1)
 
     def save_shared(self, message: Message, round: int) -> None:
         """Save the shared model that the server sent after a round, from 0, for `fedmutual predict`."""
-        about, name = {"format": "1", "run": self._run, "round": str(round + 1)}, make_file_name(round + 1)
+        about, name = {"format": "1", "run": self.run, "round": str(round + 1)}, make_file_name(round + 1)
         write_tensors(server_folder(self.folder) / name, message, about)
         for file in server_folder(self.folder).glob("round-*.safetensors"):
             if file.name != name:

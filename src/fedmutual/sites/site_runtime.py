@@ -1,6 +1,7 @@
 """The part of one site in a federation: it holds the data, the model and the state on disk, and answers orders (bytes)."""
 
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -10,18 +11,22 @@ from fedmutual.core import At, Client, Disagreed, Message, Phase
 from fedmutual.data.federation import list_training_rows
 from fedmutual.data.prepared import prepare
 from fedmutual.data.statistics import Moments, Words, sum_client
+from fedmutual.engines.base import keep_best_personal
 from fedmutual.errors import RunError
-from fedmutual.events import Evaluated, Score
+from fedmutual.events import Evaluated, Observer, Score
 from fedmutual.federation import description
+from fedmutual.federation.description import find_common_metric
 from fedmutual.federation.evaluation import COPY, EvalSpec, compute_scores, select_metrics
 from fedmutual.federation.experiment import Experiment
 from fedmutual.privacy.budget import BudgetExceeded, PrivacyBudget
+from fedmutual.rundir import best
 from fedmutual.rundir import folder as folders
-from fedmutual.rundir.file_names import METRICS
+from fedmutual.rundir.file_names import METRICS, SUMMARY, client_folder, server_folder
 from fedmutual.rundir.observers import Metrics
 from fedmutual.rundir.record_files import is_scored_on_resume, read_records, rewind
 from fedmutual.rundir.schema import Evaluation, RecordedEngine
 from fedmutual.rundir.summary import write_summary
+from fedmutual.rundir.trackers import Tracker, open_trackers
 from fedmutual.sites import guarantee
 from fedmutual.sites.contract import Contract, identify
 from fedmutual.sites.journal import Journal
@@ -107,6 +112,7 @@ class SiteRuntime:
                 raise RunError(f"{settings.source}: a secure sum needs the site's kit, which holds the signing key")
             self._sums = SiteSums(self._journal, self.site, names, contract.binding, startup)
         self._repeats = Counter[tuple[str, int, int]]()  # how often each answer was sent again
+        self._trackers: list[Tracker] = []
         self._client: Client | None = None
         self._at: Place | None = None  # the last phase that the client in memory did; None: no phase
         if check_only:
@@ -118,6 +124,10 @@ class SiteRuntime:
             except RunError as problem:  # in the site's own file, keys have no prefix `clients.NAME`
                 raise RunError(str(problem).replace(f"'clients.{self.site}.", "'")) from None
         _prepare_folder(self.folder, self.experiment, self.site)
+        try:
+            self._trackers = open_trackers(self.folder, config, self._journal.run, f", site {self.site}")
+        except RunError as problem:  # no site is missing in a round because its tracker is
+            self.say(f"{problem}; until the next start nothing is logged there")
         self._write_summary(max((line.round for line in read_records(self.folder / METRICS, Evaluation)), default=0))
 
     def _open_journal(self, check_only: bool) -> SiteJournal:
@@ -130,7 +140,9 @@ class SiteRuntime:
         return SiteJournal(self.folder, self.site, run, bounds, self._budget, read_only=check_only)
 
     def close(self) -> None:
-        """Close the journal. The object cannot be used afterwards."""
+        """Close the journal, and end the trackers' runs. The object cannot be used afterwards."""
+        for tracker in self._trackers:
+            tracker.end((), is_finished=(self.folder / SUMMARY).exists())
         self._journal.close()
 
     def _build_experiment(self) -> Experiment:
@@ -355,9 +367,26 @@ class SiteRuntime:
         if inbox:
             self._journal.save_shared(inbox, order.round)
         rewind(self.folder / METRICS, lambda round: round <= order.round)
-        Metrics(self.folder)(Evaluated(order.round + 1, {}, tuple(scores.values())))
+        logs: tuple[Observer, ...] = (Metrics(self.folder), *self._trackers)
+        for log in logs:
+            log(Evaluated(order.round + 1, {}, tuple(scores.values())))
+        if self.experiment.config.records.keep_best:
+            self._keep_best(client, evaluations, tuple(scores.values()), inbox, order.round)
         self._write_summary(order.round + 1)
         return SiteAnswer(order, scores=tuple(ReleasedScore(**vars(s)) for s in select_metrics(client, scores))), {}
+
+    def _keep_best(
+        self, client: Client, evaluations: Sequence[EvalSpec], scores: Sequence[Score], shared: Message, round: int
+    ) -> None:
+        """Save the site's own model and the shared model after a round, from 0, if no earlier round was better."""
+        config = self.experiment.config
+        by, every, metric = config.records.best_by, config.records.evaluate_every, find_common_metric(self.experiment)
+        keep = best.BestRule(by, every, self._journal.run, metric)
+        best.settle_best_files(self.folder, round, config.rounds, every)  # the server may have gone back
+        keep_best_personal(client, evaluations, scores, client_folder(self.folder, self.site), round + 1, keep)
+        if shared:
+            merit = best.compute_merit([s for s in scores if s.model == "global"], "validation", by, metric)
+            best.save_if_better(server_folder(self.folder), lambda: shared, merit, round + 1, keep)
 
     def _restore_sent_meme(self, client: Client, order: Order) -> None:
         """Load the meme's tensors that the client sent: scores are of the trained meme, which no state file holds."""

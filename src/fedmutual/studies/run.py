@@ -316,10 +316,9 @@ def _train(
     if recording.keep_best:
         keep = bests.BestRule(recording.best_by, recording.evaluate_every, name, find_common_metric(experiment))
     checkpoints = Checkpoints(folder, recording.checkpoint_every, name, seconds, keep)
-    records: list[Observer] = [trackers.TensorBoard(folder)] if recording.tensorboard else []
-    records += [Metrics(folder), Ledger(folder), TextLog(folder), *observers]
+    records: list[Observer] = [Metrics(folder), Ledger(folder), TextLog(folder), *observers]
     records += [*([bests.BestWeights(folder, keep)] if keep else []), checkpoints]
-    tracked = [trackers.Tracker(tracker, folder, config, name) for tracker in recording.trackers]
+    tracked = trackers.open_trackers(folder, config, name)
     records += tracked
     homes = {i: client_folder(folder, i) for i in experiment.clients}
     is_over = partial(bests.is_over, folder, recording, find_common_metric(experiment), bests.Merits())
@@ -336,7 +335,7 @@ def _train(
         **privacy_plan.record(experiment, engine),
     )
     for tracker in tracked:
-        tracker.end()
+        tracker.end(trackers.list_sent_files(folder))
 
 
 def _restore_run(experiment: Experiment, engine: Simulation, folder: Path, name: str) -> tuple[Message, Saved | None]:
