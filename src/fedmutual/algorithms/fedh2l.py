@@ -69,7 +69,7 @@ class FedH2L:
         "data of a local step; unset, private and all public data if labels are public, else private and own public data",
     )
     labels: bool = setting(
-        True, "all nodes know the labels of public data; false: labels stay with the owner of the examples"
+        True, "all clients know the labels of public data; false: at most the owner of an example knows its label"
     )
     kl: bool = setting(True, "nodes learn from the posteriors of their peers")
     confidence: bool = setting(

@@ -44,7 +44,9 @@ class FedMD(Independent):
     transfer_epochs: int = setting(
         5, "passes over the public data, then over the client's private data, before the first round"
     )
-    labels: bool = setting(True, "train on the labels of public data before the first round; false: these are not needed")
+    labels: bool = setting(
+        True, "all clients know the labels of public data; false: at most the owner of an example knows its label"
+    )
     digest_steps: int = setting(1, "gradient steps towards the mean of all clients' scores on the round's public batch")
     consensus: Literal["logits", "posteriors"] = setting(
         "logits", "the kind of scores on public data that clients send and fit, and that the server averages"
