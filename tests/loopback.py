@@ -65,7 +65,7 @@ class Loopback:
         self.folder, self.name, self.port = folder, common["name"], free_port()
         folder.mkdir(parents=True, exist_ok=True)
         self.file = folder / "federation.toml"
-        table = {"names": list(sites), "input": [1, 8, 8], "wait": 30.0, **sites_table}
+        table = {"names": list(sites), "input": [1, 8, 8], "wait": 30.0, "baseline": False, **sites_table}
         self.file.write_text(tomli_w.dumps({**common, "server": {"port": self.port, **(server or {})}, "sites": table}))
         trust = {"trust": {"modules": [*self.modules]}} if self.modules else {}
         self.configs = {i: site(folder, i, tables, **trust) for i, tables in sites.items()}

@@ -64,7 +64,7 @@ UNLABELLED = SEEDED | {"algorithm": SEEDED["algorithm"] | {"labels": False}}
 def contract(folder, common=COMMON, sites=SITES, **given):
     """Write FEDERATION.toml into a folder and return its path."""
     path = folder / "federation.toml"
-    table = {"names": list(sites), "input": [1, 8, 8], **given}
+    table = {"names": list(sites), "input": [1, 8, 8], "baseline": False, **given}
     path.write_text(tomli_w.dumps({**common, "sites": table}))
     return path
 

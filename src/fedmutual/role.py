@@ -6,6 +6,7 @@ Nothing here imports torch, so that a report can read the role that a run folder
 from dataclasses import dataclass
 
 LOCAL_ONLY = "independent"  # the algorithm of local-only training
+ALONE = "alone"  # the name of its model in the scores of another method's run (`sites.baseline`)
 DEFAULT_ALGORITHM = "fml"
 DEFAULT_METHODS = (DEFAULT_ALGORITHM, "fedavg", "fedprox", LOCAL_ONLY)  # that `compare` trains beside the file's algorithm
 

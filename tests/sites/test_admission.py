@@ -244,7 +244,7 @@ TOLD = {  # tables of a site -> the values of its scores, whether it tells losse
 def test_what_a_site_tells_and_its_operator_reads(tmp_path, case):
     tables, scores, losses, words = TOLD[case]
     (runtime,) = halves(tmp_path, contract(tmp_path, LONG, MLP), {"north": MLP["north"] | tables})[1].values()
-    assert words in describe_disclosure(runtime.experiment, "north")
+    assert words in describe_disclosure(runtime.experiment, "north", trains_alone=False)
     work, _ = ask(runtime, WORK, 0, seed=1)
     answer, _ = ask(runtime, EVALUATE, 0, seed=1)
     assert (bool(work.train), answer.problem) == (losses, None)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import fedmutual
-from fedmutual.config import parse_config
+from fedmutual.config import parse_config, replace_algorithm
 from fedmutual.sites.flare.workspace import JOB, LAST_LOG
 from fedmutual.sites.ledger import read_ledger
 from loopback import JOBS, loopback
@@ -34,13 +34,14 @@ def Tiny(shape, classes):
 
 def test_a_kill_in_the_middle_costs_nothing(tmp_path, monkeypatch):
     """An algorithm of the users' own, which server and sites trust; two architectures, one of them a site's own; kill -9 of
-    a site's job: the bits of a run in one process.
+    a site's job: the bits of a run in one process. So have the networks that the sites train alone.
     """
     common = {**COMMON, **TELLING, "rounds": 6, "algorithm": {**COMMON["algorithm"], "name": "mine:Mine"}}
     (tmp_path / "mine.py").write_text(MINE)
     monkeypatch.chdir(tmp_path)
     run = fedmutual.run(parse_config(together(common, TWO)), tmp_path / "one")
-    with loopback(tmp_path / "fed", common, TWO, modules={"mine": MINE}) as fed:
+    alone = fedmutual.run(replace_algorithm(parse_config(together(common, TWO)), "independent")[0], tmp_path / "alone")
+    with loopback(tmp_path / "fed", common, TWO, modules={"mine": MINE}, baseline=True) as fed:
         fed.start("server", "north", "south", jobs=JOBS)
         fed.submit()
         fed.round(2)
@@ -60,9 +61,16 @@ def test_a_kill_in_the_middle_costs_nothing(tmp_path, monkeypatch):
     for i in TWO:
         mine = fedmutual.Run(fed.configs[i].parent / "state" / "wards")
         assert same(mine.personal_model(i).state_dict(), run.personal_model(i).state_dict())
+    assert get_scores(result, "alone") == get_scores(alone, "personal")
     assert result.summary["personal"]["val_accuracy"] == run.summary["personal"]["val_accuracy"]
     assert result.summary["bytes"] == run.summary["bytes"]
     captured(fed)
+
+
+def get_scores(run, model):
+    """Return all scores of a model."""
+    history = run.history()
+    return history[history["model"] == model].drop(columns="model").to_dict("records")
 
 
 def nothing_left(fed, jobs):

@@ -370,7 +370,7 @@ def _print_leaves(runtime: "SiteRuntime") -> None:
         print_text("These go to the other sites, through the server, encrypted.")
     else:
         print_text("These go to the server, which can read them.")
-    print_text(describe_disclosure(runtime.experiment, runtime.site), soft_wrap=True)
+    print_text(describe_disclosure(runtime.experiment, runtime.site, runtime.trains_alone), soft_wrap=True)
 
 
 def _run_until_stopped(kit: "kits.Kit", state: Path, pointer: Mapping[str, Any]) -> None:

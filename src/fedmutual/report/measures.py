@@ -211,7 +211,7 @@ def explain_no_local(comparison: RunComparison) -> str:
     first = (*comparison.federated, *comparison.methods)[0].algorithm
     fix = f"`fedmutual compare FILE.toml --methods {first},{LOCAL_ONLY}` makes it"
     if comparison.at_sites:
-        fix = f"submit the federation once more with the algorithm {LOCAL_ONLY} and another name, and report on both results"
+        fix = "submit the federation under another name with `sites.baseline = true`"
     return f"local-only training ({LOCAL_ONLY}) is not among these runs; {fix}"
 
 

@@ -11,10 +11,10 @@ import pandas as pd
 
 from fedmutual.config.keys import list_effects
 from fedmutual.config.schema import Config
-from fedmutual.errors import RunError
+from fedmutual.errors import RunError, join_words
 from fedmutual.metric import ACCURACY, UNLABELLED, Metric
 from fedmutual.results.estimate import Missing
-from fedmutual.results.folds import join_folds
+from fedmutual.results.folds import join_folds, split_baseline
 from fedmutual.results.frame import RunFacts, flatten_table, format_setting, is_number
 from fedmutual.results.gains import Gains
 from fedmutual.results.scale import MetricScale
@@ -244,7 +244,7 @@ def group_runs(runs: Sequence[RunFacts]) -> list[RunComparison]:
         RunError: tuned.json of a run is damaged.
     """
     groups: dict[str, list[RunFacts]] = {}
-    for run in join_folds(runs):
+    for run in join_folds([part for whole in runs for part in split_baseline(whole)]):
         same = {k: v for k, v in flatten_table({key: run.config.get(key, {}) for key in _SAME_DATA}) if is_distinctive(k)}
         key = json.dumps([run.partition.source, run.partition.classes, same], sort_keys=True, default=str)
         groups.setdefault(key, []).append(run)
@@ -300,6 +300,7 @@ def _make_comparison(runs: Sequence[RunFacts], name: str) -> RunComparison:
             f"{label}: seed {r.seed} is there twice; {r.folder} is left out." for r in members if r is not once[r.seed]
         ]
         remarks += _describe_unfinished(of_method[0])
+    remarks += _describe_undisclosed(runs)
     return RunComparison(name, tuple(lines), tuple(remarks))
 
 
@@ -334,6 +335,19 @@ def _select_distinctive_settings(variant: Variant, beside: Sequence[Variant]) ->
         return same == len(beside) or (len(beside) > 2 and same > len(beside) / 2)
 
     return tuple((k, v) for k, v in variant if not common(k, v))
+
+
+def _describe_undisclosed(runs: Sequence[RunFacts]) -> Iterator[str]:
+    """Yield which real sites disclose no gain, to a reader of the results of the server."""
+    at_sites = [run for run in runs if run.partition.kind == "sites" and run.evaluations]
+    hidden = sorted(
+        {i for run in at_sites for i in run.environment.clients if i not in {row.client for row in run.last_rows}}
+    )
+    if hidden:
+        yield (
+            f"The gain of {join_words(hidden)} is not disclosed (share.metrics, fewer than 50 scored rows, or nothing was "
+            "trained alone); the operator of a site sees it by `fedmutual report` of the site's own folder."
+        )
 
 
 def _describe_unfinished(method: Line) -> Iterator[str]:

@@ -1,17 +1,51 @@
-"""The folds of a split as one run: every row is scored once, by a model that did not train on it."""
+"""The runs that folders stand for: folds of a split are one run, and the training of real sites alone is a second run."""
 
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fedmutual.results.frame import RunFacts, flatten_table
+from fedmutual.results.frame import EARLIER_METHODS, RunFacts, flatten_table
+from fedmutual.role import ALONE, LOCAL_ONLY
 from fedmutual.rundir.file_names import SUMMARY
 from fedmutual.rundir.record_files import check_record
 from fedmutual.rundir.schema import Evaluation, RecordedPartition, ScoreRow, Summary
 from fedmutual.rundir.summary import summarise_scores
+
+
+def split_baseline(run: RunFacts) -> list[RunFacts]:
+    """Return a run, and as a second run the local-only training beside it, if it has scores of that (`sites.baseline`).
+
+    The second run has the same seed, split and folder, sends nothing, and scores its networks as "personal".
+    """
+    if not any(row.model == ALONE for line in run.evaluations for row in line.rows):
+        return [run]
+    federated, alone = list[Evaluation](), list[Evaluation]()
+    for line in run.evaluations:
+        rows = tuple(row.model_copy(update={"model": "personal"}) for row in line.rows if row.model == ALONE)
+        federated.append(line.model_copy(update={"rows": tuple(row for row in line.rows if row.model != ALONE)}))
+        alone.append(line.model_copy(update={"rows": rows, "train": {}}))
+    work = run.work.copy()
+    work["down"] = work["up"] = 0
+    local_only = replace(
+        run,
+        settings=run.settings.model_copy(update={"algorithm": LOCAL_ONLY}),
+        config={**run.config, "algorithm": {"name": LOCAL_ONLY}},
+        environment=run.environment.model_copy(update={"algorithm": EARLIER_METHODS[LOCAL_ONLY]}),
+        evaluations=tuple(alone),
+        work=work,
+        summary=run.summary and _summarise(run, alone, {"algorithm": LOCAL_ONLY, "leaves": {}, "privacy": None}),
+    )
+    return [replace(run, evaluations=tuple(federated)), local_only]
+
+
+def _summarise(run: RunFacts, evaluations: Sequence[Evaluation], more: Mapping[str, Any]) -> Summary:
+    """Return the summary of a finished run with the scores of other evaluations. more: other values of keys."""
+    assert run.summary is not None
+    scores = summarise_scores(run.config.get("records", {}).get("best_by"), evaluations, run.metric)
+    return check_record(run.folder / SUMMARY, Summary, {**run.summary.model_dump(by_alias=True), **scores, **more})
 
 
 def join_folds(runs: Sequence[RunFacts]) -> list[RunFacts]:
@@ -50,9 +84,7 @@ def _join(runs: Sequence[RunFacts]) -> RunFacts:
     own_test = first.partition.test is not None and first.partition.test.rows is None
     by_round = ([e for run in runs for e in run.evaluations if e.round == line.round] for line in first.evaluations)
     evaluations = tuple(_join_evaluations(folds, own_test) for folds in by_round if len(folds) == number)
-    scores = summarise_scores(config.get("records", {}).get("best_by"), evaluations, first.metric)
-    summary = check_record(first.folder / SUMMARY, Summary, {**first.summary.model_dump(by_alias=True), **scores})
-    return replace(joined, evaluations=evaluations, summary=summary)
+    return replace(joined, evaluations=evaluations, summary=_summarise(first, evaluations, {}))
 
 
 def _join_partitions(folds: Sequence[RecordedPartition]) -> RecordedPartition:

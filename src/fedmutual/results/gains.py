@@ -1,6 +1,7 @@
 """Gains in pairs: one client of one seed under two methods, after equally long training."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from statistics import fmean
 from typing import Any
@@ -25,14 +26,15 @@ class Gains:
     a difference by rounding alone), grain (the largest change of the gain that one example can cause).
     """
 
-    def __init__(self, pairs: Sequence[PairRow], metric: Metric = ACCURACY) -> None:
+    def __init__(self, pairs: Sequence[PairRow], metric: Metric = ACCURACY, of_folds: "Gains | None" = None) -> None:
+        """of_folds: the gains of each fold, where the runs are of folds."""
         sign = 1 if metric.is_higher_better else -1
         rows = [
             (seed, client, round, ours, other, compute_gain(ours, other, sign), compute_grain(examples, metric))
             for seed, client, round, ours, other, examples in pairs
         ]
         self.table = pd.DataFrame(rows, columns=["seed", "client", "round", "ours", "other", "gain", "grain"])
-        self._limit = get_limit(metric)
+        self._limit, self._of_folds = get_limit(metric), of_folds
 
     def __len__(self) -> int:
         return len(self.table)
@@ -60,10 +62,17 @@ class Gains:
 
     @cached_property
     def by_client(self) -> dict[str, Estimate]:
-        """Client -> its mean gain over the seeds, where there are two or more with an interval."""
+        """Client -> its mean gain over the seeds, with an interval over seeds; of one seed over its folds, if it has any."""
+        if self._of_folds is not None and self.seeds == 1:
+            means = dict(zip(self.table["client"].map(str), self.table["gain"].tolist(), strict=True))
+            folds = self._of_folds._estimate_clients("folds")
+            return {i: replace(folds[i], mean=mean) for i, mean in means.items()}  # of all rows, each with equal weight
+        return self._estimate_clients("seeds")
+
+    def _estimate_clients(self, unit: str) -> dict[str, Estimate]:
         clients = self.table.groupby("client", sort=False)
         return {
-            str(i): estimate(rows["gain"].tolist(), "seeds", float(rows["grain"].max()), self._limit) for i, rows in clients
+            str(i): estimate(rows["gain"].tolist(), unit, float(rows["grain"].max()), self._limit) for i, rows in clients
         }
 
     @property
@@ -110,7 +119,9 @@ def pair_clients(
         for run, client, round, *rows in match_rows(ours, others, model, other, data)
     ]
     if pairs:
-        return Gains(pairs, metric)  # type: ignore[arg-type]  # `match_rows` yields rows with the metric
+        our_folds, other_folds = ([fold for run in runs for fold in run.of_folds] for runs in (ours, others))
+        of_folds = pair_clients(our_folds, other_folds, model, other, data) if our_folds and other_folds else None
+        return Gains(pairs, metric, of_folds if isinstance(of_folds, Gains) else None)  # type: ignore[arg-type]  # with the metric
     if not ours or not others:
         return Missing("one of the two has no run with numbers")
     if not match_runs(ours, others):
@@ -149,10 +160,15 @@ def pair_global(ours: Sequence[RunFacts], others: Sequence[RunFacts]) -> Estimat
 
 def match_runs(ours: Sequence[RunFacts], others: Sequence[RunFacts]) -> list[tuple[RunFacts, RunFacts]]:
     """Return the pairs of runs with the same seed and the same partition of the same data."""
-    by_data = dict[tuple[int, str], list[RunFacts]]()
+
+    def identify(run: RunFacts) -> tuple[int, str, int | None]:
+        fold = run.config.get("split", {}).get("fold") if run.partition.kind == "sites" else None  # the server has no rows
+        return run.seed, run.partition.fingerprint, fold
+
+    by_data = dict[tuple[int, str, int | None], list[RunFacts]]()
     for run in others:
-        by_data.setdefault((run.seed, run.partition.fingerprint), []).append(run)
-    return [(run, other) for run in ours for other in by_data.get((run.seed, run.partition.fingerprint), ())]
+        by_data.setdefault(identify(run), []).append(run)
+    return [(run, other) for run in ours for other in by_data.get(identify(run), ())]
 
 
 def find_last_common(a: RunFacts, b: RunFacts) -> tuple[int, int]:

@@ -4,6 +4,7 @@ Contracts are compared as raw tables, before any table is parsed: a parser would
 """
 
 import hashlib
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -57,12 +58,21 @@ def check_agreed(text: Any, agreed: Iterable[Table], party: str) -> Table:
 
 
 def list_runs(name: str, tables: Table) -> list[tuple[str, Table]]:
-    """Return (name, tables) of each federation of a contract: with `split.folds` one a fold, NAME-0, NAME-1, ..."""
-    split = tables.get("split", {})
-    if split.get("folds") is None or split.get("fold") is not None:
-        return [(name, tables)]
-    splits = {f"{name}-{fold}": {**split, "fold": fold} for fold in range(split["folds"])}
-    return [(run, {**tables, "name": run, "split": one}) for run, one in splits.items()]
+    """Return (name, tables) of each federation of a contract: NAME, or one for each seed and fold.
+
+    With `sites.seeds` the names are NAME-seed0, NAME-seed1, ...; with `split.folds` NAME-0, NAME-1, ...; with both
+    NAME-seed0-0, NAME-seed0-1, ...
+    """
+    split, sites, first = tables.get("split", {}), tables.get("sites", {}), tables.get("seed", 0)
+    folds = [None] if split.get("folds") is None or split.get("fold") is not None else [*range(split["folds"])]
+    seeds = [None] if sites.get("seeds", 1) == 1 else [*range(first, first + sites["seeds"])]
+    runs = []
+    for seed, fold in itertools.product(seeds, folds):
+        run = name + ("" if seed is None else f"-seed{seed}") + ("" if fold is None else f"-{fold}")
+        of_seed = {} if seed is None else {"seed": seed, "sites": {**sites, "seeds": 1}}
+        of_fold = {} if fold is None else {"split": {**split, "fold": fold}}
+        runs.append((run, {**tables, **of_seed, **of_fold, **({"name": run} if run != name else {})}))
+    return runs
 
 
 def parse_contract_record(text: Any) -> Table:

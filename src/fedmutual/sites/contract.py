@@ -31,6 +31,7 @@ from fedmutual.data.statistics import Layout, make_layout
 from fedmutual.data.targets import name_outputs
 from fedmutual.errors import ConfigError
 from fedmutual.metric import KINDS
+from fedmutual.role import LOCAL_ONLY
 from fedmutual.rundir import folder as folders
 from fedmutual.sites import seedset
 from fedmutual.sites.consent import FORMAT, check_agreed, digest_agreed, list_runs
@@ -110,6 +111,11 @@ class Contract:
         return self.server.sum == "masked"
 
     @property
+    def trains_alone(self) -> bool:
+        """Whether each site also trains its personal network alone, in the same rounds (`sites.baseline`)."""
+        return self.sites.baseline and self.config.algorithm["name"] != LOCAL_ONLY
+
+    @property
     def binding(self) -> str:
         """The digest, in hex, that binds keys and signatures of a secure sum to this contract."""
         return digest_agreed(self.record())
@@ -135,7 +141,9 @@ class Contract:
 
     def list_runs(self) -> list["Contract"]:
         """Return the contracts that one submission carries out, one after the other (`consent.list_runs`)."""
-        return [replace(self, tables=tables) for _, tables in list_runs(self.name, self.tables)]
+        runs = list_runs(self.name, {**self.tables, "sites": self.sites.model_dump(mode="json")})
+        sites = self.sites.model_copy(update={"seeds": 1})
+        return [replace(self, tables={k: v for k, v in tables.items() if k != "sites"}, sites=sites) for _, tables in runs]
 
     def record(self) -> Table:
         """Return the contract as the table that is sent as JSON, without the local folder of the public seed set."""
@@ -252,8 +260,13 @@ def _list_faults(contract: Contract) -> Iterator[str]:
     for name, one in sites.inputs.items():
         if not one.has_valid_range:
             yield f"key 'sites.input': the range of {name!r} must be the least and the greatest {one.dtype}, not {one.range}"
-    if config.split.folds is not None and public is not None:
-        yield f"'split.folds' changes the training rows, and {method} has a public seed set that is made once; remove it"
+    several = next(
+        (key for key, n in (("split.folds", config.split.folds), ("sites.seeds", sites.seeds)) if (n or 1) > 1), ""
+    )
+    if several and public is not None and config.split.public_file is None:
+        yield f"{several!r} changes the training rows, and {method} has a public seed set that is made once; remove it"
+    if sites.seeds > 1 and config.privacy.nets != "none":
+        yield "'sites.seeds' trains on the same rows again, which costs each site its privacy budget again; remove it"
     if contract.name.lower() in (WORK_FOLDER, PRIVACY_FOLDER) or contract.name.startswith("."):
         yield f"key 'name' cannot be {contract.name!r}: the process has its own files under this name; choose another name"
     if config.model.pretrained is not None and {"global", "proxy"} & set(algorithm.scores):

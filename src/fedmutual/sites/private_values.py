@@ -120,9 +120,14 @@ def check_first_replies(experiment: Experiment, site: str, sites: Sequence[str],
                 return
 
 
-def describe_disclosure(experiment: Experiment, site: str) -> str:
-    """Return sentences on what a site tells of its rows besides messages: by `share.metrics`, and by early stopping."""
+def describe_disclosure(experiment: Experiment, site: str, trains_alone: bool) -> str:
+    """Return sentences on what a site tells of its rows besides messages: by `share.metrics`, and by early stopping.
+
+    trains_alone: whether the site also trains its personal network alone (`sites.baseline`).
+    """
     text = _describe_metrics(experiment, site)
+    if trains_alone:
+        text += " The site also trains its personal network alone (sites.baseline); of it nothing else is sent."
     if experiment.make_recipe(site).patience is not None:
         text += " The round in which it stops by its validation rows (training.patience) can be seen in its messages."
     return text

@@ -149,6 +149,14 @@ class SitesTable(Section):
         "the most training examples (n_k) that a site may state as its weight; unset, `sites.update_limit` times the "
         "median of the other sites' numbers",
     )
+    baseline: bool = key(
+        True,
+        "whether each site also trains its personal network alone, on the same minibatches: the result is the gain of each "
+        "site; nothing of this network leaves but the scores that `share.metrics` discloses",
+    )
+    seeds: Count = key(
+        1, "one `submit` trains the federation with so many seeds, from `seed` upwards, as NAME-seed0, NAME-seed1, ..."
+    )
     public: PathSetting | None = key(
         None,
         "the folder of the public seed set, SITE.npz of each site, relative to this file; for fedh2l, fedmd, aggregate",

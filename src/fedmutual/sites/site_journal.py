@@ -105,6 +105,11 @@ class SiteJournal(Journal):
         """Return whether a phase is finished."""
         return bool(self.read("SELECT 1 FROM phases LIMIT 1"))
 
+    def list_rounds(self, end: int | None = None) -> list[int]:
+        """Return the rounds with a finished phase that are not forgotten, from 0, ascending. end: only the rounds before."""
+        rounds = [number for (number,) in self.read("SELECT DISTINCT round FROM phases WHERE round >= 0 ORDER BY round")]
+        return [number for number in rounds if end is None or number < end]
+
     def find_answer(self, order: Order, digest: str) -> bytes | None:
         """Return the earlier answer to this order, or None. digest: of the order."""
         place = self.find_place(order)

@@ -12,7 +12,7 @@ from fedmutual.data.federation import list_training_rows
 from fedmutual.data.prepared import prepare
 from fedmutual.data.statistics import Moments, Words, sum_client
 from fedmutual.engines.base import keep_best_personal
-from fedmutual.errors import RunError
+from fedmutual.errors import RunError, UserError
 from fedmutual.events import Evaluated, Observer, Score
 from fedmutual.federation import description
 from fedmutual.federation.description import find_common_metric
@@ -28,6 +28,7 @@ from fedmutual.rundir.schema import Evaluation, RecordedEngine
 from fedmutual.rundir.summary import write_summary
 from fedmutual.rundir.trackers import Tracker, open_trackers
 from fedmutual.sites import guarantee
+from fedmutual.sites.baseline import Baseline
 from fedmutual.sites.contract import Contract, identify
 from fedmutual.sites.journal import Journal
 from fedmutual.sites.leaving import read_leave, write_leave
@@ -82,7 +83,7 @@ class SiteRuntime:
         """
         self.site, self.say = settings.file.site, say
         self.folder, self._state = settings.state / contract.name, settings.state
-        self._contract, self._settings = contract, settings
+        self._contract, self._settings, self.trains_alone = contract, settings, contract.trains_alone
         with closing(Journal(self.folder, read_only=True)) as journal:
             self._moments: Moments | None = journal.get_fact(SCALING, Moments)  # None: the server has not sent them
         self.experiment = self._build_experiment()
@@ -97,6 +98,7 @@ class SiteRuntime:
             raise RunError(
                 f"{self.folder}: this site left federation {contract.name!r} {after}; take part in one of another name"
             )
+        self._baseline = None if check_only else self._make_baseline()
         self._declined = set[str]()  # reasons for declined orders since the last accepted order: each is recorded once
         # only the names and shapes of the first state are used, which are public
         self._public = self.experiment.make_server_state(names)
@@ -129,6 +131,22 @@ class SiteRuntime:
         except RunError as problem:  # no site is missing in a round because its tracker is
             self.say(f"{problem}; until the next start nothing is logged there")
         self._write_summary(max((line.round for line in read_records(self.folder / METRICS, Evaluation)), default=0))
+
+    def _make_baseline(self) -> Baseline | None:
+        """Return the site's training alone, or None where there is none: the operator reads why."""
+        if not self.trains_alone:
+            return None
+        try:
+            with plugins.use_rule(self._settings.code):
+                return Baseline(self.experiment, self.site, self.folder, self._journal.run, self.say)
+        except UserError as problem:
+            self.say(f"this site trains no network alone (sites.baseline), so its gain is not known: {problem}")
+            return None
+
+    def train_alone(self, end: int | None = None) -> None:
+        """Train the network of `sites.baseline` in the rounds that the site has done. end: only in the rounds before it."""
+        if self._baseline is not None:
+            self._baseline.train(self._journal.list_rounds(end))
 
     def _open_journal(self, check_only: bool) -> SiteJournal:
         experiment, contract = self.experiment, self._contract
@@ -244,6 +262,7 @@ class SiteRuntime:
         kept: dict[str, Message] = {}
         unmasked: str | None = None
         is_stage = self._is_stage(order)
+        self.train_alone(order.round + (order.kind == EVALUATE))  # what was not trained since the last answer
         if order.kind == EVALUATE:
             answer, message = self._evaluate(order, inbox)
         elif not is_stage:
@@ -314,6 +333,7 @@ class SiteRuntime:
             self._journal.set_fact(SCALING, moments)
             self._moments, self._client = moments, None
             self.experiment = self._build_experiment()
+            self._baseline = self._make_baseline()
             _prepare_folder(self.folder, self.experiment, self.site)
             self.say("the inputs are standardised by the statistics of all sites")
 
@@ -366,14 +386,16 @@ class SiteRuntime:
             self.say(f"{order.round_name}: no scores: {describe_failure(problem)}; only this site knows why")
         if inbox:
             self._journal.save_shared(inbox, order.round)
+        alone, shared_alone = ((), ()) if self._baseline is None else self._baseline.score(order.round)
         rewind(self.folder / METRICS, lambda round: round <= order.round)
         logs: tuple[Observer, ...] = (Metrics(self.folder), *self._trackers)
         for log in logs:
-            log(Evaluated(order.round + 1, {}, tuple(scores.values())))
+            log(Evaluated(order.round + 1, {}, (*scores.values(), *alone)))
         if self.experiment.config.records.keep_best:
             self._keep_best(client, evaluations, tuple(scores.values()), inbox, order.round)
         self._write_summary(order.round + 1)
-        return SiteAnswer(order, scores=tuple(ReleasedScore(**vars(s)) for s in select_metrics(client, scores))), {}
+        shared = (*select_metrics(client, scores), *shared_alone)
+        return SiteAnswer(order, scores=tuple(ReleasedScore(**vars(score)) for score in shared)), {}
 
     def _keep_best(
         self, client: Client, evaluations: Sequence[EvalSpec], scores: Sequence[Score], shared: Message, round: int

@@ -85,8 +85,11 @@ class SiteExecutor(Executor):  # type: ignore[misc]
         """Start and end with the job."""
         if event_type == EventType.START_RUN:
             self._try_start(fl_ctx)
-        elif event_type == EventType.AFTER_SEND_TASK_RESULT and self._runtime is not None and self._runtime.has_left:
-            self._runtime.note_told()
+        elif event_type == EventType.AFTER_SEND_TASK_RESULT and self._runtime is not None:
+            if self._runtime.has_left:
+                self._runtime.note_told()
+            else:
+                self._runtime.train_alone()  # while other sites still work
         elif event_type == EventType.END_RUN:
             self._open.close()
             print_line("the job is over; waiting for the next")
