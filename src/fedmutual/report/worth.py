@@ -50,7 +50,8 @@ def _make_matrix_table(id: str, caption: str, matrix: GainMatrix, worth: Worth) 
 
     columns = [Column("who gains", numeric=False)]
     columns += [Column(i, "from", read=partial(read, i), form=form) for i in worth.participants]
-    columns.append(Column(_ALL, read=lambda one: None if one == _MEAN else matrix.measure_received(one), form=form))
+    if matrix is worth.shapley:  # whose sum is the gain from all others
+        columns.append(Column(_ALL, read=lambda one: None if one == _MEAN else matrix.measure_received(one), form=form))
     lines = [*worth.participants, _MEAN]
     return make_table(id, f"{caption}{scale.difference_head}", columns, lines, worth.pairs, _list_pair_columns(worth))
 
