@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from scipy.stats import binomtest
@@ -153,3 +154,48 @@ def test_a_file_that_cannot_be_scored_is_refused_in_a_sentence(digits, table, cl
         code, out, err = cli("score", run, file)
         assert (code, out, err.count("\n")) == (2, "", 1), err
         assert sentence in err
+
+
+def test_groups_are_scored_beside_all_other_rows(table, cli, tmp_path):
+    draw = np.random.default_rng(1)
+    rows = [(draw.normal(k % 2, 0.6), draw.normal(), ("well", "sick")[k % 2], "abc"[k % 3]) for k in range(90)]
+    (tmp_path / "new.csv").write_text("pulse,age,state,ward\n" + "".join(f"{a},{b},{c},{w}\n" for a, b, c, w in rows))
+    out, _ = cli.run("score", table, "new.csv", "--by", "ward", "--json")
+    scores, names = json.loads(out), {"well": "well", "sick": "ill"}
+    predicted = fedmutual.predict(table, ["new.csv"])
+    hits = np.array([p.label == names[c] for p, (*_, c, _) in zip(predicted, rows, strict=True)])
+    wards = np.array([w for *_, w in rows])
+    assert [*scores["groups"]] == ["a", "b", "c"]
+    for ward, group in scores["groups"].items():
+        own, others = hits[wards == ward], hits[wards != ward]
+        wilson = binomtest(int(own.sum()), 30).proportion_ci(0.95, "wilson")
+        assert (group["examples"], group["value"]) == (30, pytest.approx(own.mean(), abs=1e-9))
+        assert group["interval"] == pytest.approx([wilson.low, wilson.high], abs=1e-9)
+        assert group["difference"] == pytest.approx(own.mean() - others.mean(), abs=1e-9)
+        assert group["difference_interval"][0] < group["difference"] < group["difference_interval"][1]
+    shown, _ = cli.run("score", table, "new.csv", "--by", "ward")
+    assert "minus others, points" in shown
+    frame = pd.read_csv("new.csv")
+    for rows_to_score, label in (("new.csv", None), (frame, "state")):
+        again = fedmutual.Run(table).score(rows_to_score, label=label, by="ward").groups
+        assert {name: [*one] for name, one in again.items()} == {
+            name: [tuple(v) if isinstance(v, list) else v for v in one.values()] for name, one in scores["groups"].items()
+        }
+    assert "there is no column 'shift', which names the groups" in cli.fail("score", table, "new.csv", "--by", "shift")
+    with pytest.raises(fedmutual.DataError, match="have no column 'shift'"):
+        fedmutual.Run(table).score(frame, label="state", by="shift")
+
+
+def test_groups_of_another_metric_have_intervals_by_the_bootstrap(small, cli):
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(90, 2)).astype("float32")
+    np.savez("n.npz", x=x, y=(x @ [2.0, -1.0]).astype("float32"), ward=np.array(["a", "b"])[(x[:, 0] > 0).astype(int)])
+    data = '{ name = "npz", root = "n.npz" }'
+    (small.parent / "n.toml").write_text(RUN.format(name="n", data=data).replace("batch_size = 8", 'task = "regression"'))
+    cli.run("run", "n.toml", "--out", "n")
+    scores = json.loads(cli.run("score", "n", "n.npz", "--by", "ward", "--json")[0])
+    a, b = (scores["groups"][i] for i in "ab")
+    assert a["examples"] + b["examples"] == scores["examples"] == 90
+    assert a["difference"] == pytest.approx(a["value"] - b["value"]) == -b["difference"]
+    assert a["interval"][0] < a["value"] < a["interval"][1]
+    assert a["difference_interval"] == pytest.approx([-end for end in reversed(b["difference_interval"])], abs=0.1)

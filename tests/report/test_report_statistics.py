@@ -5,7 +5,7 @@ import math
 import pytest
 from scipy.stats import ttest_1samp
 
-from fedmutual.results.estimate import Missing, estimate
+from fedmutual.results.estimate import Missing, compute_newcombe_interval, estimate
 from fedmutual.results.frame import read_run
 from fedmutual.results.gains import Gains, pair_clients, pair_global
 from run_folders import Made, write
@@ -130,3 +130,13 @@ def test_a_rounding_difference_is_not_a_gain(tmp_path):
     pairs = pair_clients(ours, others)
     assert isinstance(pairs, Gains)
     assert (pairs.gained, len(pairs.harmed), pairs.equal) == (0, 0, 3)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "ends"),
+    [((56, 70), (48, 80), (0.0524, 0.3339)), ((9, 10), (3, 10), (0.1705, 0.8090)), ((10, 10), (0, 20), (0.6791, 1.0))],
+)
+def test_the_interval_of_a_difference_of_shares_is_newcombes(first, second, ends):
+    """The numbers are those of table II of his paper, method 10."""
+    shares = [(hits / rows, rows) for hits, rows in (first, second)]
+    assert compute_newcombe_interval(*shares) == pytest.approx(ends, abs=1e-4)

@@ -1,6 +1,8 @@
 """The commands that use a trained model: predict, score and export. Answers are tables, or JSON for scripts."""
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -106,6 +108,10 @@ def score(
     ],
     client: Client = None,
     best: Best = False,
+    by: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="Also score the rows of each value of this column, beside the others."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for scripts.")] = False,
     trust_code: TrustCode = False,
 ) -> None:
@@ -116,12 +122,14 @@ def score(
     from fedmutual.studies.score import score as score_rows
     from fedmutual.studies.trained_run import choose_model
 
-    result = score_rows(choose_model(run_or_model, client, best), file)
+    result = score_rows(choose_model(run_or_model, client, best), file, by=by)
     if as_json:
         typer.echo(json.dumps(_describe_score(result)))
         return
     print_text(f"answered by: {result.model}", soft_wrap=True)
     out.print(_make_score_table(result))
+    if result.groups is not None:
+        out.print(_make_group_table(result, by or ""))
 
 
 def _describe_score(score: "FileScore") -> dict[str, Any]:
@@ -134,7 +142,8 @@ def _describe_score(score: "FileScore") -> dict[str, Any]:
         for name, value in score.values.items()
     }
     interval = {} if score.metric is None else {f"{score.metric.name}_interval": score.interval and list(score.interval)}
-    return {"file": score.file, "model": score.model, "training_rows": score.training_rows, **values, **interval}
+    groups = {} if score.groups is None else {"groups": {name: one._asdict() for name, one in score.groups.items()}}
+    return {"file": score.file, "model": score.model, "training_rows": score.training_rows, **values, **interval, **groups}
 
 
 def _make_score_table(score: "FileScore") -> Table:
@@ -149,7 +158,7 @@ def _make_score_table(score: "FileScore") -> Table:
     def add_row(title: str, value: Any, scale: MetricScale, interval: str = "") -> None:
         table.add_row(escape(title), "n/a" if value is None else f"{scale.format_value(value)}{scale.mark}", interval)
 
-    values = {name: value for name, value in _describe_score(score).items() if name not in _NO_SCORES}
+    values = {name: value for name, value in _describe_score(replace(score, groups=None)).items() if name not in _NO_SCORES}
     interval = values.pop(f"{metric.name}_interval", None)
     if metric.name in values:
         scale = MetricScale(metric=metric)
@@ -159,6 +168,25 @@ def _make_score_table(score: "FileScore") -> Table:
         written, (_, of) = describe_score(name, metric), describe_part(name)
         for part, part_value in value.items() if isinstance(value, dict) else [("", value)]:
             add_row(f"{written.title} {of} {part}" if part else written.title, part_value, MetricScale(metric=written))
+    return table
+
+
+def _make_group_table(score: "FileScore", by: str) -> Table:
+    """Return the table of groups: the main metric of each, and its difference from all other rows, with 95 % intervals."""
+    from fedmutual.results.scale import MetricScale
+
+    scale = MetricScale(metric=score.metric) if score.metric else MetricScale()
+    titles = ("examples", f"{scale.metric.title}{scale.head}", "95 % interval", f"minus others{scale.difference_head}")
+    table = make_table(by, *titles, "95 % interval", padding=_PADDING)
+
+    def join(ends: tuple[float, float] | None, form: Callable[[float], str]) -> str:
+        return " to ".join(map(form, ends)) if ends else "n/a"
+
+    for name, group in (score.groups or {}).items():
+        value = "n/a" if group.value is None else scale.format_value(group.value)
+        difference = "n/a" if group.difference is None else scale.format_gain(group.difference)
+        ends = join(group.interval, scale.format_value), join(group.difference_interval, scale.format_gain)
+        table.add_row(escape(name), str(group.examples), value, ends[0], difference, ends[1])
     return table
 
 

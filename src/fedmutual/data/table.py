@@ -180,11 +180,14 @@ def read_rows(
     file.require_columns((name, "the model learned from") for name in names if name not in optional)
     file.require_columns((name, "has the text that the model learned from") for name in config.text or ())
     file.require_columns((name, "has the labels") for name in config.label_columns if labelled)
+    group_by = config.group_by if labelled else None
+    file.require_columns((name, "names the groups") for name in [group_by] if name is not None)
     raise_problems([file])
     x: npt.NDArray[Any] = _parse_cells(file, plans, config.date_format) if plans else _parse_numbers(file, names, config)
     labels = _read_labels(file, config, numbers) if labelled else np.zeros(len(x))
     raise_problems([file])
-    return Part(_make_examples(x, file, config), labels, file.name_row.with_file)
+    groups = None if group_by is None else _get_names(file.frame, group_by)
+    return Part(_make_examples(x, file, config), labels, file.name_row.with_file, groups)
 
 
 def read_labels(path: Path, names: Sequence[str], config: DataConfig, numbers: bool) -> npt.NDArray[Any]:

@@ -94,6 +94,20 @@ def compute_wilson_interval(fraction: float, rows: int) -> tuple[float, float]:
     return max(centre - half, 0.0), min(centre + half, 1.0)
 
 
+def compute_newcombe_interval(first: tuple[float, int], second: tuple[float, int]) -> tuple[float, float]:
+    """Return the 95 % interval of the difference of two fractions (fraction, rows) of independent rows, from Wilson's.
+
+    Newcombe, Interval estimation for the difference between independent proportions, 1998, method 10,
+    https://doi.org/10.1002/(SICI)1097-0258(19980430)17:8%3C873::AID-SIM779%3E3.0.CO;2-I.
+    """
+    (a, b), ((low, high), (other_low, other_high)) = (first[0], second[0]), map(_compute_wilson, (first, second))
+    return a - b - math.hypot(a - low, other_high - b), a - b + math.hypot(high - a, b - other_low)
+
+
+def _compute_wilson(share: tuple[float, int]) -> tuple[float, float]:
+    return compute_wilson_interval(*share)
+
+
 def get_limit(metric: Metric) -> float:
     """Return the greatest difference of two values of a metric: 1 for a fraction, else infinity."""
     return 1.0 if metric.is_fraction else math.inf

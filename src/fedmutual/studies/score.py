@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from fedmutual.calling import find_image_shape, map_inputs
 from fedmutual.core import Task, get_metric
 from fedmutual.data import arrays, folder, saved, table
 from fedmutual.data.check import digest_rows
+from fedmutual.data.draws import Names
 from fedmutual.data.examples import Examples, Part, Source, join_examples
 from fedmutual.data.objects import Label, make_memory_source
 from fedmutual.data.scaling import find_form
@@ -25,13 +26,14 @@ from fedmutual.data.targets import check_masks, read_targets
 from fedmutual.errors import DataError, UserError, format_count, warn_user
 from fedmutual.in_memory import PREFIX
 from fedmutual.metric import ACCURACY, KINDS, Metric
-from fedmutual.results.estimate import compute_wilson_interval
+from fedmutual.results.estimate import compute_newcombe_interval, compute_wilson_interval
 from fedmutual.rundir.file_names import PARTITION
 from fedmutual.rundir.record_files import read_record
 from fedmutual.rundir.schema import RecordedPartition
 from fedmutual.studies.answering_model import ROWS_AT_ONCE, AnsweringModel
 
 RESAMPLES = 500
+Interval = tuple[float, float] | None
 
 
 @dataclass(frozen=True)
@@ -45,16 +47,28 @@ class FileScore:
     metric: Metric | None  # the main metric of the task, if the task has one
     interval: tuple[float, float] | None  # 95 % of the main metric over the rows; None where a resample has no such score
     training_rows: int | None  # rows of the file that the model was trained on; None: the run's data cannot be read again
+    groups: Mapping[str, "GroupScore"] | None = None  # by value of a column
+
+
+class GroupScore(NamedTuple):
+    """The main metric of the rows of one group, and how much higher it is than that of all other rows."""
+
+    examples: int
+    value: float | None  # None where it is undefined
+    interval: Interval
+    difference: float | None
+    difference_interval: Interval
 
 
 @torch.no_grad()
-def score(answering: AnsweringModel, rows: Any, label: Label = None) -> FileScore:
+def score(answering: AnsweringModel, rows: Any, label: Label = None, by: str | None = None) -> FileScore:
     """Return the scores of a run's model on labelled examples.
 
     rows: a CSV or npz file, a folder of images by class, or a form of `Site.train` with its `label`. Classes are matched by
     name, after the renaming of the run's `data.labels`; several labels and the classes of masks by position. The interval
     is Wilson's for an accuracy, and for another main metric the percentiles of 500 bootstrap resamples of the rows. A
     `RemarkWarning` says how many rows the model was trained on, if the run's data can be read again.
+    by: a column (of metadata.csv, of a DataFrame; of an npz file an array) whose values are groups to be scored apart.
 
     Raises:
         UserError: an output of the model is not finite; or the rows cannot be read, lack labels, or have a class that the
@@ -62,7 +76,7 @@ def score(answering: AnsweringModel, rows: Any, label: Label = None) -> FileScor
     """
     task, metric = answering.task, get_metric(answering.task)
     is_file = isinstance(rows, str | Path)
-    source = _read_labelled(Path(rows), answering) if is_file else _take_labelled(rows, label, answering)
+    source = _read_labelled(Path(rows), answering, by) if is_file else _take_labelled(rows, label, answering, by)
     file = str(rows) if is_file else source.place
     targets, part = _read_targets(source, answering), source.train
     outputs = torch.cat(
@@ -72,13 +86,11 @@ def score(answering: AnsweringModel, rows: Any, label: Label = None) -> FileScor
         ]
     )
     values = task.score(outputs, targets)
-    if metric is None:
-        interval = None
-    elif metric == ACCURACY:
-        share, count = values[metric.name], values.get("examples", len(targets))
-        interval = None if share is None else compute_wilson_interval(share, count)
-    else:
-        interval = _resample(task, metric, outputs, targets)
+    groups = None
+    if part.groups is not None:
+        if metric is None:
+            raise UserError(f"{file}: the task has no main metric to compare groups by; give the task the member 'metric'")
+        groups = dict(_score_groups(task, metric, outputs, targets, part.groups))
     training_rows = _count_training_rows(answering, source)
     if training_rows:
         whose = "of the clients" if answering.owner is None else f"of client {answering.owner!r}"
@@ -86,7 +98,37 @@ def score(answering: AnsweringModel, rows: Any, label: Label = None) -> FileScor
             f"{file}: {format_count(training_rows, 'row')} of {len(targets):,} {'is' if training_rows == 1 else 'are'} in "
             f"the training data {whose}, so the score says less about new rows; score rows that the run did not train on"
         )
-    return FileScore(file, answering.description, answering.names, values, metric, interval, training_rows)
+    interval = None if metric is None else _find_interval(task, metric, outputs, targets)
+    return FileScore(file, answering.description, answering.names, values, metric, interval, training_rows, groups)
+
+
+def _find_interval(task: Task, metric: Metric, outputs: Tensor, targets: Tensor) -> Interval:
+    """Return the 95 % interval of the main metric; see `score`."""
+    if metric != ACCURACY:
+        return _resample(task, metric, outputs, [torch.arange(len(targets))], targets)
+    values = task.score(outputs, targets)
+    share, count = values[metric.name], values.get("examples", len(targets))
+    return None if share is None else compute_wilson_interval(share, count)
+
+
+def _score_groups(
+    task: Task, metric: Metric, outputs: Tensor, targets: Tensor, groups: Names
+) -> Iterator[tuple[str, GroupScore]]:
+    """Yield the score of each group, in the order of their names. groups: of each row [N]."""
+    for name in sorted(set(groups.tolist())):
+        is_member = torch.from_numpy(groups == name)
+        parts = [rows for rows in (is_member.nonzero()[:, 0], (~is_member).nonzero()[:, 0]) if len(rows)]
+        scores = [task.score(outputs[rows], targets[rows]) for rows in parts]
+        values, counts = [s[metric.name] for s in scores], [s.get("examples", 0) for s in scores]
+        difference, interval = None, None
+        if len(parts) == 2 and None not in values:
+            difference = values[0] - values[1]
+            if metric == ACCURACY:
+                interval = compute_newcombe_interval((values[0], counts[0]), (values[1], counts[1]))
+            else:
+                interval = _resample(task, metric, outputs, parts, targets)
+        own = _find_interval(task, metric, outputs[parts[0]], targets[parts[0]])
+        yield name, GroupScore(counts[0], values[0], own, difference, interval)
 
 
 def _split(rows: Sequence[int]) -> Iterator[Sequence[int]]:
@@ -144,30 +186,30 @@ def _have_learned_names(answering: AnsweringModel) -> bool:
     return config.classes is None and all(c in names or c.removeprefix("-").isdecimal() for c in answering.takes.classes)
 
 
-def _resample(task: Task, metric: Metric, outputs: Tensor, targets: Tensor) -> tuple[float, float] | None:
-    """Return the 95 % interval of the main metric by the bootstrap over rows: Efron 1979, https://doi.org/10.1214/aos/1176344552.
+def _resample(task: Task, metric: Metric, outputs: Tensor, parts: Sequence[Tensor], targets: Tensor) -> Interval:
+    """Return the 95 % interval of the main metric of some rows, or of the difference between two groups of rows.
 
-    None: there is one row, or the metric of a resample is undefined.
+    By the bootstrap over the rows of each: Efron 1979, https://doi.org/10.1214/aos/1176344552. None: there is one row, or
+    the metric of a resample is undefined.
     """
     from scipy.stats import bootstrap  # takes a second
 
-    def score_rows(rows: npt.NDArray[np.int64]) -> float:
-        value = task.score(outputs[rows], targets[rows])[metric.name]
-        return math.nan if value is None else float(value)
+    def score_rows(*chosen: npt.NDArray[np.int64]) -> float:
+        values = [task.score(outputs[rows], targets[rows])[metric.name] for rows in chosen]
+        return math.nan if None in values else float(values[0] - sum(values[1:]))
 
-    if len(targets) < 2:
+    if min(map(len, parts)) < 2:
         return None
-    result = bootstrap(
-        (np.arange(len(targets)),), score_rows, vectorized=False, n_resamples=RESAMPLES, method="percentile", random_state=0
-    )
+    rows = tuple(part.numpy() for part in parts)
+    result = bootstrap(rows, score_rows, vectorized=False, n_resamples=RESAMPLES, method="percentile", random_state=0)
     low, high = (float(end) for end in result.confidence_interval)
     return (low, high) if math.isfinite(low + high) else None
 
 
-def _read_labelled(file: Path, answering: AnsweringModel) -> Source:
-    """Return the rows of a labelled file, unscaled, with their labels."""
+def _read_labelled(file: Path, answering: AnsweringModel, by: str | None) -> Source:
+    """Return the rows of a labelled file, unscaled, with their labels, and with groups by the column `by`."""
     takes, kind = answering.takes, answering.kind
-    data = answering.data.model_copy(update={"root": file, "test": None, "group_by": None})  # of the training files
+    data = answering.data.model_copy(update={"root": file, "test": None, "group_by": by})  # of the training files
     if file.is_dir() and answering.takes_files:
         source = folder.read_folder(data.model_copy(update={"classes": takes.classes}), domains=False, kind=kind)
         if source.test is not None:
@@ -190,11 +232,14 @@ def _read_labelled(file: Path, answering: AnsweringModel) -> Source:
     raise DataError(f"{file}: contains no labelled examples for this model; give it {wanted}")
 
 
-def _take_labelled(rows: Any, label: Label, answering: AnsweringModel) -> Source:
+def _take_labelled(rows: Any, label: Label, answering: AnsweringModel, by: str | None) -> Source:
     """Return labelled objects in memory, unscaled; the columns of a DataFrame in the order that the model learned."""
     import pandas as pd  # takes 0.3 s
 
     place = "the data to score"
+    if by is not None and (not isinstance(rows, pd.DataFrame) or by not in rows):
+        raise DataError(f"{place} have no column {by!r}; give a DataFrame with it, or leave out `by`")
+    groups = None if by is None else rows[by].astype(str).to_numpy(dtype=object).astype(str)
     if isinstance(rows, pd.DataFrame):
         names = [label] if isinstance(label, str) else [*(label or ())]
         missing = next((name for name in names if name not in rows), None)
@@ -207,7 +252,8 @@ def _take_labelled(rows: Any, label: Label, answering: AnsweringModel) -> Source
     source = make_memory_source(rows, None, None, place, answering.reading)
     if answering.encoding is not None and source.plans is None:
         raise DataError(f"{place}: the model encodes columns of a table; give it a DataFrame")
-    return _fit_form(source, answering)
+    fitted = _fit_form(source, answering)
+    return replace(fitted, train=replace(fitted.train, groups=groups))
 
 
 def _fit_form(source: Source, answering: AnsweringModel) -> Source:

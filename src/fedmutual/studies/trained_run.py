@@ -195,19 +195,22 @@ class Run:
         """
         return self._choose_model(client, best).predict_arrays(x)
 
-    def score(self, data: Any, client: str | None = None, best: bool = False, label: "Label" = None) -> "FileScore":
+    def score(
+        self, data: Any, client: str | None = None, best: bool = False, label: "Label" = None, by: str | None = None
+    ) -> "FileScore":
         """Return the scores of a model on labelled examples, with a 95 % interval of the main metric.
 
         data: a file or folder as `fedmutual score` takes it; or a form of `Site.train`, with unscaled values. label: the
-        column of the targets of a DataFrame, or a list of columns. client, best: the model, as for `predict`. A
-        `RemarkWarning` says how many rows the model was trained on, if the run's data can be read again.
+        column of the targets of a DataFrame, or a list of columns. by: a column whose values are groups, each scored apart.
+        client, best: the model, as for `predict`. A `RemarkWarning` says how many rows the model was trained on, if the
+        run's data can be read again.
 
         Raises:
             UserError: there is no such model, an output of it is not finite, or the examples do not fit it.
         """
         from fedmutual.studies.score import score  # imports pandas
 
-        return score(self._choose_model(client, best), data, label)
+        return score(self._choose_model(client, best), data, label, by)
 
     def export(self, folder: str | Path, client: str | None = None, best: bool = False) -> "Exported":
         """Write a model into a new folder for use without fedmutual; return which model, and the files.
