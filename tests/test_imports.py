@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "fedmutual"
-EXTRAS = ("tensorboard", "mlflow", "wandb", "ray", "nvflare")
+EXTRAS = ("tensorboard", "mlflow", "wandb", "ray", "nvflare", "flwr")
 
 
 class Import(NamedTuple):
@@ -107,14 +107,14 @@ def of_extras(one_import: Import) -> bool:
 
 
 def of_carried(one_import: Import) -> bool:
-    """What NVIDIA FLARE carries to its processes is imported by FLARE, and by nobody who may not have it."""
+    """What NVIDIA FLARE or Flower carries to its processes is imported there, and by nobody who may not have it."""
     parts = one_import.name.removeprefix("fedmutual.").split(".")
     return not any(_carried("/".join(parts[: n + 1]) + ".py") for n in range(len(parts))) or _carried(one_import.file)
 
 
 def _carried(file: str) -> bool:
-    names = ("controller", "access_control", "executor", "watch")
-    return file in [f"sites/flare/{name}.py" for name in names]
+    names = ("controller", "access_control", "executor", "stock", "watch")
+    return file in ["sites/flower.py", *(f"sites/flare/{name}.py" for name in names)]
 
 
 ROOMS = (  # from the lowest to the highest: a module imports its own room and lower rooms

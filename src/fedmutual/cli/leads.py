@@ -177,3 +177,55 @@ def _format_progress(state: Mapping[str, Any]) -> str:
     end = state["left"] if state["outcome"] == "running" else f"{Outcome(state['outcome']).word}: {state['said']}"
     parts = (f"round {state['round']}/{state['rounds']}", sites, state["scores"], traffic, end)
     return "  ".join(part for part in parts if part)
+
+
+def export_job(
+    file: File,
+    out_folder: Annotated[Path, typer.Option("--out", help="The folder of the jobs, one folder for each.")] = Path("jobs"),
+) -> None:
+    """Write the federation as a job for an existing network of NVIDIA FLARE, which fedmutual did not set up.
+
+    The job has no code. What such a network cannot guarantee is in the documentation, page Security.
+    """
+    from fedmutual.sites.flare.archive import write_job
+    from fedmutual.sites.flare.workspace import STOCK
+    from fedmutual.sites.foreign import read_foreign_contracts
+
+    for contract in read_foreign_contracts(file):
+        job = write_job(contract, out_folder, STOCK)
+        print_text(f"{job}: submit this job with FLARE's own commands", soft_wrap=True)
+    print_text(f"FLARE's clients have the names of the sites: {', '.join(contract.sites.names)}", soft_wrap=True)
+    print_text("each operator adds a class to 'class_allow_list' in local/resources.json of FLARE:", soft_wrap=True)
+    for party, name in STOCK.items():
+        print_text(f"  {party}: {name}", soft_wrap=True)
+    _print_preparation("sites")
+
+
+def flower_app(
+    file: File,
+    out_folder: Annotated[Path, typer.Option("--out", help="The folder of the apps, one folder for each.")] = Path("apps"),
+) -> None:
+    """Write the federation as an app for an existing network of Flower, which `flwr run` starts.
+
+    The app has no code. What such a network cannot guarantee is in the documentation, page Security.
+    """
+    from fedmutual.sites.foreign import read_foreign_contracts, write_flower_app
+
+    for contract in read_foreign_contracts(file):
+        print_text(f"{write_flower_app(contract, out_folder)}: start this app with `flwr run`", soft_wrap=True)
+    names = contract.sites.names
+    print_text(f"each SuperNode names its site: --node-config 'site=\"{names[0]}\"'", soft_wrap=True)
+    print_text(f"simulated SuperNodes are the sites in their sequence; there are {len(names)}", soft_wrap=True)
+    _print_preparation("flower")
+
+
+def _print_preparation(extra: str) -> None:
+    """Print what the operators of all hosts prepare in either network."""
+    from fedmutual.sites.flare.kits import FEDERATION
+    from fedmutual.sites.foreign import FOLDER
+
+    print_text(
+        f"each host has fedmutual[{extra}], and the variable {FOLDER}: the folder with {FEDERATION}, the contract that its "
+        "operator agrees to, and at a site SITE.toml; the server writes its results there, into server/NAME",
+        soft_wrap=True,
+    )

@@ -17,6 +17,7 @@ from typing import Any
 from fedmutual.config.checks import parse_table
 from fedmutual.config.keys import Table
 from fedmutual.errors import RunError
+from fedmutual.files import write_bytes
 from fedmutual.sites.consent import LONGEST_CONTRACT, check_agreed, parse_contract_record
 from fedmutual.sites.contract import Contract
 from fedmutual.sites.flare.kits import import_nvflare
@@ -33,13 +34,12 @@ _CONFIG = (f"config/{SERVER}", f"config/{SITE}")
 _APP = (*_CONFIG, *_SIGNATURES, *(f"config/{name}" for name in _SIGNATURES))  # paths below the folder of the app
 
 
-def write_job(contract: Contract, folder: Path) -> Path:
-    """Write the job below `folder`, and return the folder of the job."""
+def write_job(contract: Contract, folder: Path, classes: Mapping[str, str] = ALLOWED) -> Path:
+    """Write the job below `folder`, and return the folder of the job. classes: of the server and of the sites."""
     job = folder / contract.name
-    (job / APP / "config").mkdir(parents=True)
-    (job / META).write_bytes(make_meta(contract.name, contract.sites))
-    for name, content in make_configs(json.dumps(contract.record())).items():
-        (job / APP / name).write_bytes(content)
+    write_bytes(job / META, make_meta(contract.name, contract.sites))
+    for name, content in make_configs(json.dumps(contract.record()), classes).items():
+        write_bytes(job / APP / name, content)
     return job
 
 
@@ -49,13 +49,13 @@ def make_meta(name: str, sites: SitesTable) -> bytes:
     return _dump({"name": name, "resource_spec": {}, "min_clients": sites.least, "deploy_map": {APP: receivers}})
 
 
-def make_configs(contract: str) -> dict[str, bytes]:
+def make_configs(contract: str, classes: Mapping[str, str] = ALLOWED) -> dict[str, bytes]:
     """Return the two files that configure the job's processes: path below the app -> content. contract: as JSON text."""
     arguments: Table = {"contract": contract}
     nothing: Table = {"task_data_filters": [], "task_result_filters": [], "components": []}
     times = {"heart_beat_timeout": 600, "task_request_interval": 0.01}
-    workflows = [{"id": "rounds", "path": ALLOWED["server"], "args": arguments}]
-    executors = [{"tasks": ["*"], "executor": {"path": ALLOWED["site"], "args": arguments}}]
+    workflows = [{"id": "rounds", "path": classes["server"], "args": arguments}]
+    executors = [{"tasks": ["*"], "executor": {"path": classes["site"], "args": arguments}}]
     server = {"format_version": 2, "server": times, "workflows": workflows, **nothing}
     return {_CONFIG[0]: _dump(server), _CONFIG[1]: _dump({"format_version": 2, "executors": executors, **nothing})}
 

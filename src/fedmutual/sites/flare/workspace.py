@@ -26,6 +26,10 @@ ALLOWED = {  # the only class that a job may name there
     "server": f"{_OURS}.controller.Rounds",
     "site": f"{_OURS}.executor.SiteExecutor",
 }
+STOCK = {  # the same in a FLARE network of somebody else's
+    "server": f"{_OURS}.stock.StockRounds",
+    "site": f"{_OURS}.stock.StockSite",
+}
 BODY, CLOCK = "body", "time"  # the content of FLARE's messages; the server's clock, seconds since the epoch
 CLOCK_FILE = "clock.json"  # how far the clock of the server is ahead of a site's
 MOST_AHEAD = 60.0  # seconds between two clocks from which the operator is warned

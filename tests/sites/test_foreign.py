@@ -1,0 +1,74 @@
+"""A federation on networks of others: what they cannot give is refused, and the rest has the bits of one process."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from fedmutual.errors import ConfigError, UserError
+from fedmutual.sites.contract import read_contract
+from fedmutual.sites.foreign import FOLDER, open_site, read_foreign_contracts, run_server
+from foreign import TABLES, TWO, check_equal, prepare
+from wards import contract
+
+pytestmark = pytest.mark.sites
+
+
+@pytest.mark.parametrize(
+    ("tables", "given", "words"),
+    [
+        ({"server": {"sum": "masked"}}, {"names": ["north", "south", "west"]}, "the keys of fedmutual's kits"),
+        ({"algorithm": {"name": "fedh2l"}}, {"public": "public"}, "messages between sites"),
+        ({"model": {"shared": "mine:Tiny"}}, {}, "module 'mine', which this process does not trust"),
+    ],
+)
+def test_what_such_a_network_cannot_give_is_refused(tmp_path, monkeypatch, tables, given, words):
+    monkeypatch.setattr("fedmutual.sites.foreign.read_submitted_contract", read_contract)
+    path = contract(tmp_path, {**TABLES, **tables}, TWO, **given)
+    with pytest.raises(ConfigError, match=words) as caught:
+        read_foreign_contracts(path)
+    assert "fedmutual server" in str(caught.value)
+
+
+def test_each_host_has_agreed_to_the_contract(tmp_path, monkeypatch):
+    path = prepare(tmp_path)
+    text = json.dumps(read_contract(path).record())
+    monkeypatch.delenv(FOLDER, raising=False)
+    with pytest.raises(ConfigError, match=FOLDER):
+        open_site("north", text)
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    assert open_site("north", text)[1].name == "wards"
+    with pytest.raises(UserError, match=r"west\.toml: there is no such file"):
+        open_site("west", text)
+    (tmp_path / "west.toml").write_text((tmp_path / "north.toml").read_text())
+    with pytest.raises(ConfigError, match="it is the file of 'north', and this site is 'west'"):
+        open_site("west", text)
+    other = text.replace('"beta": 0.6', '"beta": 0.5')
+    for party, call in (("site", lambda: open_site("north", other)), ("server", lambda: run_server(other, None, print))):
+        with pytest.raises(ConfigError, match=rf"its 'algorithm.beta' is 0.5, and this {party} agreed to 0.6"):
+            call()
+
+
+def test_flares_own_simulator_has_the_bits_of_one_process(tmp_path, cli):
+    pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed (the extra fedmutual[sites])")
+    code, output, _ = cli("export-job", prepare(tmp_path), "--out", tmp_path / "jobs")
+    assert code == 0
+    classes = [line.split()[-1] for line in output.splitlines() if "flare.stock." in line]
+    job, work = tmp_path / "jobs" / "wards", tmp_path / "work"
+    assert sorted(path.name for path in job.rglob("*.*")) == [
+        "config_fed_client.json",
+        "config_fed_server.json",
+        "meta.json",
+    ]  # and no code
+    (work / "local").mkdir(parents=True)
+    (work / "local" / "resources.json").write_text(json.dumps({"format_version": 2, "class_allow_list": classes}))
+    command = [sys.executable, "-m", "nvflare.private.fed.app.simulator.simulator", job, "-w", work, "-t", "2"]
+    done = subprocess.run(
+        command, env={**os.environ, FOLDER: str(tmp_path)}, cwd=tmp_path, capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    check_equal(tmp_path, tmp_path / "one")
+    fetched = work / "server" / "simulate_job" / "wards"  # what FLARE's `download_job` has
+    assert (fetched / "summary.json").read_bytes() == (tmp_path / "server" / "wards" / "summary.json").read_bytes()
