@@ -4,6 +4,7 @@ import copy
 import functools
 import re
 import threading
+import tomllib
 
 import numpy as np
 import pandas as pd
@@ -16,6 +17,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 import fedmutual
 from fedmutual import ConfigError, Site, UserError
 from fedmutual.algorithms import FML, FedAvg
+from fedmutual.config import dump_config, parse_config
 from fedmutual.core import Diverged
 from fedmutual.events import Finished
 from fedmutual.files import read_json
@@ -288,13 +290,16 @@ def test_columns_of_frames_are_encoded_in_training_predictions_and_scores(tables
     run = fedmutual.federate(of_frames, "fedavg", "mlp", settings=settings, out=tmp_path / "run", **QUICK)
     new = frames["north"].iloc[::-1]  # other columns and another order have no effect
     answers = run.predict(new, client="north")
-    new.rename(columns={"target": "label"}).to_csv(tmp_path / "new.csv", index=False)
+    new.to_csv(tmp_path / "new.csv", index=False)
     from_file = [p.probability for p in fedmutual.predict(tmp_path / "run", tmp_path / "new.csv", client="north")]
     assert from_file == pytest.approx(answers.max(axis=1).tolist())
     assert fedmutual.Run(tmp_path / "run").predict(new, client="north").equals(answers)  # without the objects
     with pytest.warns(fedmutual.RemarkWarning, match="in the training data"):
         scores = [run.score(rows, "north", label="target").values for rows in (new, tmp_path / "new.csv")]
     assert scores[0] == scores[1]
+    np.savez(tmp_path / "new.npz", x=arrays(tables["north"])[0], y=arrays(tables["north"])[1])
+    with pytest.raises(UserError, match="give it a CSV file"):
+        run.score(tmp_path / "new.npz", "north", label="target")
     of_arrays = of_frames | {"north": Site(train=arrays(tables["north"]))}
     for data, words in (
         (of_frames | {"north": Site(train=new.assign(ward="III"), label="target")}, "holds 'III' in row 0"),
@@ -302,6 +307,32 @@ def test_columns_of_frames_are_encoded_in_training_predictions_and_scores(tables
     ):
         with pytest.raises(UserError, match=words):
             fedmutual.federate(data, "fedavg", "mlp", settings=settings, **QUICK)
+
+
+def test_frames_drop_columns_and_keep_groups_as_files_do(tables, tmp_path):
+    frames = {i: t.assign(id=np.arange(len(t)), patient=np.arange(len(t)) // 4) for i, t in tables.items()}
+    settings = {"data.drop": ["id"], "data.group_by": "patient"}
+    of_frames = {i: Site(train=frame, label="target") for i, frame in frames.items()}
+    run = fedmutual.federate(of_frames, "fedavg", "mlp", settings=settings, **QUICK)
+    assert run.predict(frames["north"].drop(columns=["id", "patient"])).equals(run.predict(frames["north"]))
+    with pytest.warns(fedmutual.RemarkWarning, match="in the training data"):
+        assert run.score(frames["north"], label="target").values["examples"] == len(frames["north"])
+    tables_of_run = tomllib.loads(dump_config(run.config))
+    for i, frame in frames.items():
+        frame.to_csv(tmp_path / f"{i}.csv", index=False)
+        tables_of_run["clients"][i]["data"] = {"name": "csv", "root": str(tmp_path / f"{i}.csv"), "label": "target"}
+    of_files = fedmutual.run(parse_config(tables_of_run), tmp_path / "files")
+    states = [one.global_model().state_dict() for one in (run, of_files)]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    for train, words in (
+        (arrays(tables["north"]), "give a DataFrame with the column"),
+        (tables["north"], "no column 'patient'"),
+    ):
+        label = None if isinstance(train, tuple) else "target"
+        with pytest.raises(UserError, match=words):
+            fedmutual.federate(
+                {"north": Site(train=train, label=label)}, "fedavg", "mlp", settings={"data.group_by": "patient"}, **QUICK
+            )
 
 
 @pytest.mark.parametrize(

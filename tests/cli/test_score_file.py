@@ -149,7 +149,7 @@ def test_a_file_that_cannot_be_scored_is_refused_in_a_sentence(digits, table, cl
         ("t", "n.csv", "n.csv: there is no column 'state', which has the labels"),
         ("t", "c.csv", "its class 'dead' is none of the classes 'ill', 'well'"),
         ("t", "b.csv", "the label in line 2 is missing"),
-        ("t", "x.npz", "give it a CSV file with the columns 'pulse', 'age', 'state'"),
+        ("t", "x.npz", "x.npz: there is no array 'y'"),
     ):
         code, out, err = cli("score", run, file)
         assert (code, out, err.count("\n")) == (2, "", 1), err

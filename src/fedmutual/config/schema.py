@@ -30,7 +30,6 @@ def _if_engine(*names: str) -> tuple[OnlyIf]:
 
 _DIVIDED = OnlyIf("clients.ID.data", (None,))
 _FROM_FILES = OnlyIf("data.name", ("folder", "npz", "csv", "parquet"))
-_FROM_TABLES = OnlyIf("data.name", ("csv", "parquet"))
 _OF_TABLES = OnlyIf("data.name", ("csv", "parquet", OWN))
 _WITH_TEXT = OnlyIf("data.name", ("csv", "parquet", "npz", "datasets", OWN))
 _GROUPED = OnlyIf("data.name", ("folder", "npz", "csv", "parquet", OWN))
@@ -117,7 +116,7 @@ class DataConfig(Section):
     """multilabel: the value of labels that are -1, which marks an uncertain finding; "ignore": as a missing label"""
     times: keys.Times | None = key()
     """survival: the ends of the intervals of time, in the unit of the data; unset, the powers of 2 from 2^-10 to 2^20"""
-    drop: keys.Names | None = key(only_if=(_FROM_TABLES,))
+    drop: keys.Names | None = key(only_if=(_OF_TABLES,))
     """columns that are not features, for example an identifier"""
     columns: dict[str, Annotated[ColumnConfig, BeforeValidator(_make_column_table)]] = key({}, only_if=(_OF_TABLES,))
     """the features by name, each with its kind; unset, all other columns are features, and are numbers"""

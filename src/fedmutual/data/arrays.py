@@ -150,15 +150,6 @@ def _make_part(arrays: ArraysByName, config: DataConfig, place: str, x: str, y: 
     if not len(examples):
         raise DataError(f"{place}: array {x!r} has no rows")
 
-    def get_column(name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
-        if values.shape != (len(examples),):
-            raise DataError(
-                f"{place}: array {name!r} has the shape {list(values.shape)}; give one value for each of the "
-                f"{len(examples)} rows"
-            )
-        return values
-
     groups, group, domain = None, f"{config.group_by}{suffix}", f"domain{suffix}"
     if config.group_by is not None:
         group = group if group in arrays else f"group{suffix}"
@@ -166,11 +157,29 @@ def _make_part(arrays: ArraysByName, config: DataConfig, place: str, x: str, y: 
             raise DataError(
                 f"{place}: data.group_by needs an array '{config.group_by}{suffix}'; it has {list_names(list(arrays))}"
             )
-        groups = get_column(group, arrays[group]).astype(str)
-    domains = get_column(domain, arrays[domain]).astype(str) if domain in arrays else None
-    if targets.ndim < 2 or targets.shape[1:] == (1,) or len(targets) != len(examples):
-        targets = get_column(y, targets)  # whether a task can use targets [n, ...] is checked where they are read
-    return Part(examples, targets, where, groups, domains)
+        groups = _fit_column(arrays[group], len(examples), group, place).astype(str)
+    domains = _fit_column(arrays[domain], len(examples), domain, place).astype(str) if domain in arrays else None
+    return Part(examples, fit_targets(targets, len(examples), y, place), where, groups, domains)
+
+
+def fit_targets(targets: npt.NDArray[Any], rows: int, name: str, place: str) -> npt.NDArray[Any]:
+    """Return targets [n, ...] of this number of rows; [n, 1] as [n]. Whether a task can use them is checked later.
+
+    Raises:
+        DataError: there is not one for each row.
+    """
+    if targets.ndim < 2 or targets.shape[1:] == (1,) or len(targets) != rows:
+        return _fit_column(targets, rows, name, place)
+    return targets
+
+
+def _fit_column(values: npt.NDArray[Any], rows: int, name: str, place: str) -> npt.NDArray[Any]:
+    values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
+    if values.shape != (rows,):
+        raise DataError(
+            f"{place}: array {name!r} has the shape {list(values.shape)}; give one value for each of the {rows} rows"
+        )
+    return values
 
 
 def read_arrays(

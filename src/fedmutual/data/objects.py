@@ -25,10 +25,9 @@ from torch.utils.data import (
 
 from fedmutual.calling import list_tensors
 from fedmutual.config import DataConfig
-from fedmutual.data.arrays import ROUNDING_FIX, list_roundings, make_source
-from fedmutual.data.convert import are_series, find_fix, pad_series
-from fedmutual.data.examples import DatasetExamples, Part, Source, choose_evenly, describe_columns, list_names, split_item
-from fedmutual.data.text import join_columns
+from fedmutual.data.arrays import fit_targets, list_roundings, make_source
+from fedmutual.data.convert import are_series, pad_series
+from fedmutual.data.examples import DatasetExamples, Part, Source, choose_evenly, describe_columns, split_item
 from fedmutual.errors import ConfigError, DataError, format_error
 from fedmutual.user_code import plugins
 
@@ -64,8 +63,8 @@ def read_from_factory(config: DataConfig) -> Source:
             f"makes {_WANTED}"
         ) from None
     source = returned if isinstance(returned, Source) else make_factory_source(returned, config, config.name)
-    for key in ("columns", "replace", "date_format"):
-        if getattr(config, key) and source.plans is None:
+    for key in ("columns", "replace", "date_format", "drop"):
+        if getattr(config, key) and (source.columns if key == "drop" else source.plans) is None:
             fix = "give DataFrames and data.columns" if key != "columns" else "give DataFrames, or remove the key"
             raise ConfigError(f"key 'data.{key}' is for the columns of tables, and {source.place} has none; {fix}")
     return source
@@ -264,8 +263,6 @@ def make_memory_source(train: Any, test: Any, label: Label, place: str, config: 
             is given, and the rows are no DataFrame.
         ConfigError: a torch Dataset has no length, so it can only be iterated.
     """
-    from fedmutual.data.column_check import note_rounded_numbers  # imports pandas, which takes 0.3 s
-
     config = config or DataConfig()
     if isinstance(train, Dataset | DataLoader):
         _check_label(train, label, f"train of {place}")
@@ -274,37 +271,31 @@ def make_memory_source(train: Any, test: Any, label: Label, place: str, config: 
         return make_factory_source(train if test is None else (train, test), config, place)
     pairs = [rows[0] for rows in (train, test) if isinstance(rows, tuple | list) and len(rows) == 2]
     length = _find_length(config, *pairs)
-    x, y, columns = _split_table(train, label, f"train of {place}", config, length=length)
-    arrays: dict[str, Any] = {"x": x, "y": y}
-    if test is not None:
-        arrays["x_test"], arrays["y_test"], test_columns = _split_table(
-            test, label, f"test of {place}", config, columns, length
-        )
-        if test_columns != columns:
-            raise DataError(f"test of {place}: its columns are not those of train; give both the same columns")
-    cells = None
-    if columns is not None and config.columns:  # as the table of a file
-        tests = {f"test of {place}": arrays["x_test"]} if test is not None else {}
-        cells = read_cells({f"train of {place}": x} | tests, config)
-        for name, part in zip(("x", "x_test"), cells.parts, strict=False):
-            arrays[name] = part.x.take_one(range(len(part.x))).numpy()
-    source = make_source(arrays, config, place)
-    if cells is not None:
-        parts = [replace(one, x=read.x) for one, read in zip(source.parts, cells.parts, strict=True)]
-        source = replace(source, train=parts[0], test=[*parts, None][1], plans=cells.plans, notes=cells.notes)
-    elif columns is not None:  # of whole numbers as they are, and with the names of the columns
-        table = (train if is_frame(train) else train[0]).rename(columns=str)[[*columns]]
-        source = replace(source, notes=tuple(note_rounded_numbers(table, place, ROUNDING_FIX)))
+    places = [f"train of {place}", f"test of {place}"][: 1 if test is None else 2]
+    rows = [_split_table(one, label, name) for one, name in zip((train, test), places, strict=False)]
+    if len({is_frame(x) for x, _ in rows}) > 1:
+        raise DataError(f"{place}: of train and test one is a DataFrame; give both in one form")
+    if is_frame(rows[0][0]):
+        return _read_frames(rows, place, label, config)
+    arrays: dict[str, Any] = {}
+    for (x, y), name, end in zip(rows, places, ("", "_test"), strict=False):
+        arrays[f"x{end}"], arrays[f"y{end}"] = convert_inputs(x, name, length), convert_targets(y, name)
+    if config.group_by is not None:
+        fix = f"give a DataFrame with the column, or a Dataset with an attribute {config.group_by!r}"
+        raise DataError(f"{place}: data.group_by names groups of rows, and arrays have none; {fix}")
+    return make_source(arrays, config, place)
+
+
+def _read_frames(rows: Sequence[tuple[Any, Any]], place: str, label: Label, config: DataConfig) -> Source:
+    """Return DataFrames as a source, by the reader of files. rows: x and y of the training rows, and of the test rows."""
+    from fedmutual.data import table  # imports pandas, which takes 0.3 s
+
+    frames = {place: rows[0][0]} | {f"test of {place}": x[[c for c in x if c in rows[0][0]]] for x, _ in rows[1:]}
     names = (label,) if isinstance(label, str) else tuple(label or ())
-    classes = source.classes if label is None or isinstance(label, str) else names
-    return replace(source, classes=classes, columns=columns, label_columns=names)
-
-
-def read_cells(frames: Mapping[str, Any], config: DataConfig) -> Source:
-    """Return the features of DataFrames as the table of a file; see `table.read_frames`."""
-    from fedmutual.data.table import read_frames  # imports pandas, which takes 0.3 s
-
-    return read_frames(frames, config)
+    source = table.read_frames(frames, config)
+    parts = [add_targets(part, y, name) for part, (_, y), name in zip(source.parts, rows, frames, strict=True)]
+    classes = names if names and not isinstance(label, str) else None
+    return replace(source, train=parts[0], test=[*parts, None][1], classes=classes, label_columns=names)
 
 
 def _find_length(config: DataConfig, *values: Any) -> int | None:
@@ -317,60 +308,45 @@ def _find_length(config: DataConfig, *values: Any) -> int | None:
     return (config.length or max(map(len, series))) if series and are_series(series) else None
 
 
-def convert_inputs(
-    x: Any,
-    place: str,
-    columns: tuple[str, ...] | None = None,
-    length: int | None = None,
-    text: Sequence[str] | None = None,
-) -> Inputs:
-    """Return inputs as an array [n, ...], or as several arrays by name. columns: as `convert_features`.
+def convert_inputs(x: Any, place: str, length: int | None = None) -> Inputs:
+    """Return inputs as an array [n, ...], or as several arrays by name.
 
-    length: x is a list of series [L, ...], which are filled up or cut to this length. text: the columns of a DataFrame that
-    are text.
+    length: x is a list of series [L, ...], which are filled up or cut to this length.
 
     Raises:
         DataError: as `convert_features`.
     """
-    if text and is_frame(x):
-        _check_columns(x, text, place, ", which data.text names")
-        numbers = x.drop(columns=list(text)) if columns is None else x[list(columns)]
-        table = {"table": convert_features(numbers, place, columns)} if len(numbers.columns) else {}
-        return table | {"text": join_columns(x, text)}
     if isinstance(x, Mapping):
         return {str(name): convert_features(one, f"{place}: input {name!r}") for name, one in x.items()}
     if length is not None:
         return dict(pad_series([convert_features(one, place) for one in x], length))
-    return convert_features(x, place, columns)
+    return convert_features(x, place)
 
 
-def convert_features(features: Any, place: str, columns: tuple[str, ...] | None = None) -> npt.NDArray[Any]:
-    """Return features as an array [n, ...]. columns: those of a DataFrame that are wanted, in this order; None: all.
+def convert_targets(y: Any, place: str) -> npt.NDArray[Any]:
+    """Return targets of any kind as an array [n, ...]; missing ones stay as they are."""
+    values = convert_features(y.to_numpy() if hasattr(y, "iloc") else y, place)  # of a DataFrame or Series
+    if values.dtype.kind == "U" and isinstance(y, list | tuple):  # of ["ill", nan], whose nan became text
+        return np.array(y, dtype=object)
+    return values
+
+
+def add_targets(part: Part, y: Any, place: str) -> Part:
+    """Return the rows of a table with their targets. Raises DataError unless there is one for each row."""
+    return replace(part, labels=fit_targets(convert_targets(y, place), len(part.x), "y", place))
+
+
+def convert_features(features: Any, place: str) -> npt.NDArray[Any]:
+    """Return features as an array [n, ...].
 
     Raises:
-        DataError: a column is missing, or a value is missing or no number.
+        DataError: a value is missing or no number.
     """
     if is_frame(features):
-        from pandas.api import types
+        from fedmutual.data.table import check_numbers  # imports pandas, which takes 0.3 s
 
-        features = features.rename(columns=str)
-        _check_columns(features, columns or (), place)
-        table = features[list(columns)] if columns is not None else features
-        text = [c for c in table if not types.is_numeric_dtype(table[c]) or types.is_complex_dtype(table[c])]
-        blank = [c for c in table if table[c].isna().any()]
-        kinds = "train with the kind of each column: settings={{'data.columns': {{{!r}: {}, ...}}}}".format
-        if text:
-            fixes = dict[str, list[str]]()
-            for name in text:
-                fixes.setdefault(find_fix(table[name].to_numpy(), "table"), []).append(name)
-            listed = ", and ".join(f"of {list_names(names)} {fix}" for fix, names in fixes.items())
-            fix = f"drop them, or encode them: {listed}; or {kinds(text[0], repr('category'))}"
-            raise DataError(f"{place}: the columns {list_names(text)} are not numbers; {fix}")
-        if blank:
-            fix = f"fill them in, drop the rows, or {kinds(blank[0], {'kind': 'number', 'fill': 0})}"
-            raise DataError(f"{place}: the columns {list_names(blank)} have missing values; {fix}")
-        numbers: npt.NDArray[Any] = table.to_numpy(np.float64)  # as of a file; rounded to float32 with a remark
-        return numbers
+        check_numbers(features, place)
+        features = features.to_numpy(np.float64)
     if np.ma.is_masked(features):
         fix = "fill them in with x.filled(NUMBER), or drop the rows"
         raise DataError(f"{place}: a masked array has masked values, which are missing; {fix}")
@@ -416,46 +392,18 @@ def _check_label(rows: Any, label: Label, place: str) -> None:
         )
 
 
-def _split_table(
-    arrays: Any,
-    label: Label,
-    place: str,
-    config: DataConfig,
-    columns: tuple[str, ...] | None = None,
-    length: int | None = None,
-) -> tuple[Any, npt.NDArray[Any], tuple[str, ...] | None]:
-    """Return x, y, and the names of the features, where they have any. columns: the order in which features are wanted.
+def _split_table(rows: Any, label: Label, place: str) -> tuple[Any, Any]:
+    """Return x and y of a pair, or of a DataFrame with the columns of the targets."""
+    from fedmutual.data.column_check import check_names
 
-    x is the DataFrame itself if data.columns has the kinds of its columns.
-
-    length: of series, as in `convert_inputs`.
-    """
-    from fedmutual.data.column_check import check_names, describe_nameless
-
-    _check_label(arrays, label, place)
-    if is_frame(arrays):
-        check_names(arrays.columns, place)
+    _check_label(rows, label, place)
+    if is_frame(rows):
+        check_names(rows.columns, place)
         if label is None:
             raise DataError(f"{place} is a DataFrame; name the column of its targets: Site(..., label='COLUMN')")
         names = [label] if isinstance(label, str) else list(label)
-        _check_columns(arrays, names, place, ", which label names")
-        arrays = (arrays.drop(columns=names), arrays[label if isinstance(label, str) else names])
-    if not isinstance(arrays, tuple | list) or len(arrays) != 2:
-        raise DataError(f"{place} is {type(arrays).__name__}; give {_WANTED_IN_MEMORY}")
-    features, targets = arrays
-    if is_frame(features):
-        check_names(features.columns, place)
-        columns = columns or tuple(config.columns or (c for c in map(str, features.columns) if c not in (config.text or ())))
-        for problem in describe_nameless(columns, DataConfig(), place):
-            raise DataError(problem)
-    else:
-        columns = None
-    is_encoded = is_frame(features) and config.columns
-    x = features if is_encoded else convert_inputs(features, place, columns, length, config.text)
-    y = targets
-    if hasattr(targets, "iloc"):  # a DataFrame or Series, with missing targets as they are
-        y = targets.to_numpy()
-    y = convert_features(y, place)
-    if y.dtype.kind == "U" and isinstance(targets, list | tuple):  # of ["ill", nan], whose nan became text
-        y = np.array(targets, dtype=object)
-    return x, y, columns
+        _check_columns(rows, names, place, ", which label names")
+        return rows.drop(columns=names), rows[label if isinstance(label, str) else names]
+    if not isinstance(rows, tuple | list) or len(rows) != 2:
+        raise DataError(f"{place} is {type(rows).__name__}; give {_WANTED_IN_MEMORY}")
+    return rows[0], rows[1]

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from pandas.api.types import is_complex_dtype, is_numeric_dtype
 
 from fedmutual.config import ColumnConfig, DataConfig
 from fedmutual.config.keys import FEDERATED
 from fedmutual.data.arrays import make_examples, require_root
 from fedmutual.data.column_check import describe_nameless, is_nameless, note_rounded_numbers
-from fedmutual.data.convert import convert_array
+from fedmutual.data.convert import convert_array, find_fix
 from fedmutual.data.draws import Names
 from fedmutual.data.encoding import Encoding, FloatArray
 from fedmutual.data.examples import ArrayExamples, ColumnPlan, Examples, Part, Source, list_names
@@ -61,8 +62,13 @@ def read_frames(frames: Mapping[str, pd.DataFrame], config: DataConfig) -> Sourc
 
     Raises:
         BadRows, ConfigError: as `read_table`.
+        DataError: without data.columns, a column is no numbers or has missing values.
     """
-    config = config.model_copy(update={"label": (), "group_by": None})
+    config = config.model_copy(update={"label": ()})
+    for place, frame in frames.items() if not config.columns else ():
+        names = list_features(frame.rename(columns=str), config)
+        if not any(map(is_nameless, names)):  # else the reader refuses them
+            check_numbers(frame[[c for c in frame if str(c) in names]], place)
     return _read_files([TableFile(place, config, frame=frame) for place, frame in frames.items()], config, numbers=True)
 
 
@@ -133,6 +139,23 @@ def _read_files(files: Sequence[TableFile], config: DataConfig, numbers: bool) -
     )
 
 
+def check_numbers(table: pd.DataFrame, place: str) -> None:
+    """Raise DataError, with ways to encode them, where columns of a DataFrame are no numbers or have missing values."""
+    text = [str(c) for c in table if not is_numeric_dtype(table[c]) or is_complex_dtype(table[c])]
+    blank = [str(c) for c in table if table[c].isna().any()]
+    kinds = "train with the kind of each column: settings={{'data.columns': {{{!r}: {}, ...}}}}".format
+    if text:
+        fixes = dict[str, list[str]]()
+        for name in text:
+            fixes.setdefault(find_fix(table.rename(columns=str)[name].to_numpy(), "table"), []).append(name)
+        listed = ", and ".join(f"of {list_names(names)} {fix}" for fix, names in fixes.items())
+        fix = f"drop them (data.drop), or encode them: {listed}; or {kinds(text[0], repr('category'))}"
+        raise DataError(f"{place}: the columns {list_names(text)} are not numbers; {fix}")
+    if blank:
+        fix = f"fill them in, drop the rows, or {kinds(blank[0], {'kind': 'number', 'fill': 0})}"
+        raise DataError(f"{place}: the columns {list_names(blank)} have missing values; {fix}")
+
+
 def list_features(frame: pd.DataFrame, config: DataConfig) -> tuple[str, ...]:
     """Return the columns of a table that may be features, without regard to data.columns."""
     excluded = {*config.label_columns, config.group_by, DOMAIN, *(config.drop or ()), *(config.text or ())}
@@ -156,14 +179,17 @@ def _get_cells(frame: pd.DataFrame, name: str) -> "pd.Series[Any]":
 
 
 def read_rows(
-    path: Path,
+    path: Path | str,
     columns: Sequence[str],
     config: DataConfig,
     encoding: Encoding | None = None,
     labelled: bool = False,
     numbers: bool = False,
+    frame: pd.DataFrame | None = None,
 ) -> Part:
     """Return the named columns of a CSV or Parquet file as x [n, columns], and the labels if the rows are `labelled`.
+
+    frame: a table in memory, and `path` is its name.
 
     Other columns are ignored, and the order of columns in the file has no effect.
     config: how the cells of the client's own files are read (`data.replace`, `data.date_format`), and the columns of labels
@@ -174,7 +200,7 @@ def read_rows(
         BadRows: a column is missing, or cells cannot be used.
         DataError: the file is missing or is no table.
     """
-    file, plans = TableFile(path, config, "name another"), encoding.plans if encoding is not None else ()
+    file, plans = TableFile(path, config, "name another", frame), encoding.plans if encoding is not None else ()
     names = [plan.name for plan in plans] or list(columns)
     optional = {plan.name for plan in plans if plan.settings.indicator}
     file.require_columns((name, "the model learned from") for name in names if name not in optional)

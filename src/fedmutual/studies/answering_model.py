@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,8 @@ from fedmutual.config import Config, DataConfig
 from fedmutual.core import Task, get_target_kind
 from fedmutual.data.convert import convert_array, convert_input
 from fedmutual.data.encoding import Encoding, parse_encoding
-from fedmutual.data.examples import list_names
-from fedmutual.data.objects import convert_inputs, is_frame, read_cells
+from fedmutual.data.examples import Part, list_names
+from fedmutual.data.objects import convert_inputs, is_frame
 from fedmutual.data.scaling import find_form, parse_scaling
 from fedmutual.data.sources import FILES
 from fedmutual.data.stores import check_finite
@@ -100,9 +100,39 @@ class AnsweringModel(NamedTuple):
         is_image = isinstance(shape, tuple) and len(shape) == 3 and shape[0] in (1, 3)
         return self.files or (is_image and self.takes.scaling["divisor"] != 1)
 
-    def takes_saved(self, path: Path) -> bool:
-        """Return whether a path is a folder that the library datasets saved, and the model learned from such a folder."""
-        return self.data.name == "datasets" and path.is_dir()
+    def find_reader(self, path: Path, labelled: bool) -> Literal["table", "npz", "saved", "images"]:
+        """Return what of the kinds of files that the model takes a path is. labelled: images are in a folder by class.
+
+        "saved" is a folder that the library datasets saved.
+
+        Raises:
+            DataError: it is of no such kind.
+        """
+        from fedmutual.data.table_file import SUFFIXES  # imports pandas, which takes 0.3 s
+
+        suffix = path.suffix.lower()
+        is_array = suffix in (*SUFFIXES, ".npz")
+        if suffix in SUFFIXES and self.takes.columns is not None:
+            return "table"
+        if suffix == ".npz" and self.encoding is None:
+            return "npz"
+        if self.data.name == "datasets" and path.is_dir():
+            return "saved"
+        if self.takes_files and (path.is_dir() if labelled else not is_array):
+            return "images"
+        why = "contains no labelled examples for this model" if labelled else "the model learned from data of another kind"
+        wanted = self.describe_inputs(self.data.label_columns if labelled else None)
+        raise DataError(f"{path}: {why}; give it {wanted}")
+
+    def read_frame(self, frame: Any, place: str) -> Part:
+        """Return the columns of a DataFrame that the model learned from as its rows, without labels, as those of a file.
+
+        Raises:
+            DataError: a column is missing, or cells cannot be used.
+        """
+        from fedmutual.data import table  # imports pandas, which takes 0.3 s
+
+        return table.read_rows(place, self.takes.columns or (), self.data, self.encoding, frame=frame)
 
     def make_scaler(self) -> Callable[[Inputs], Inputs]:
         """Return the function from raw examples [B, *raw_shape] to the network's inputs [B, *shape]."""
@@ -151,9 +181,9 @@ class AnsweringModel(NamedTuple):
         import pandas as pd  # takes 0.3 s
 
         raw: Inputs
-        if self.encoding is not None and is_frame(x):
-            part = read_cells({"x": x}, self.reading).train
-            raw = part.x.take_one(range(len(part.x)))
+        if is_frame(x) and self.takes.columns is not None:
+            part = self.read_frame(x, "x")
+            raw = part.x.take(range(len(part.x)))
         else:
             raw = self.convert(self.arrange(x, "x"), "x")
         batches, classes = split_inputs(raw, "row {} of x".format), self.takes.classes
@@ -163,16 +193,6 @@ class AnsweringModel(NamedTuple):
         is_named = answers.shape[1] == len(classes)
         return pd.DataFrame(answers.numpy(), columns=[*classes] if is_named else [*map(str, range(answers.shape[1]))])
 
-    @property
-    def reading(self) -> DataConfig:
-        """How rows are read: [data] of the client, with the values and fills of a table's columns that were learned."""
-        encoding, data = self.encoding, self.data
-        if encoding is None:
-            return data
-        columns = {plan.name: plan.settings for plan in encoding.plans}
-        replaced = {name: cells for name, cells in data.replace.items() if name in columns}
-        return data.model_copy(update={"columns": columns, "replace": replaced})
-
     def arrange(self, x: Any, name: str) -> Any:
         """Return inputs in memory as an array [n, ...], or as several by name, with series as long as those of the training.
 
@@ -181,7 +201,7 @@ class AnsweringModel(NamedTuple):
         """
         shape = self.takes.shape
         length = shape[MASK][0] if isinstance(shape, Shapes) and MASK in shape and not isinstance(x, Mapping) else None
-        return convert_inputs(x, name, self.takes.columns, length, self.data.text)
+        return convert_inputs(x, name, length)
 
     def list_arrays(self, names: Iterable[str]) -> tuple[str, ...] | None:
         """Return which of the arrays with these names, of a file, are the inputs together; None: the array x alone."""

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from fedmutual.calling import Inputs, find_image_shape, list_tensors
 from fedmutual.data import arrays, images, saved, table
-from fedmutual.data.table_file import SUFFIXES
 from fedmutual.errors import BadRows, DataError, RunError
 from fedmutual.metric import KINDS, TargetKind
 from fedmutual.studies.answering_model import AnsweringModel, split_inputs
@@ -112,24 +111,22 @@ def _make_tuples(values: Any) -> Any:
 def _read_examples(file: Path, answering: AnsweringModel) -> Iterator[tuple[Sequence[str], Inputs]]:
     """Yield the examples of a file in batches: their names, and unscaled x [B, *raw_shape]."""
     takes = answering.takes
-    is_table, is_array = file.suffix.lower() in SUFFIXES, file.suffix.lower() == ".npz"
     called: Callable[[int], str]
-    if is_table and takes.columns is not None:
-        rows = table.read_rows(file, takes.columns, answering.data, answering.encoding)
-        x, called = rows.x.take(range(len(rows.x))), rows.where
-    elif is_array and answering.encoding is None:
-        called = partial("row {1} of 'x' in {0}".format, file)
-        read = arrays.read_arrays(file, missing="name another")
-        values = arrays.read_inputs(read, answering.list_arrays(read), "x", str(file))
-        x = answering.convert(values, f"{file}: array 'x'", called)
-    elif answering.takes_saved(file):
-        called = partial("row {1} of {0}".format, file)
-        x = answering.convert(saved.read_rows(file, answering.data, takes.shape, labelled=False)["x"], str(file), called)
-    elif not (is_table or is_array) and answering.takes_files:
-        yield [str(file)], _read_image(file, answering)
-        return
-    else:
-        raise DataError(f"{file}: the model learned from data of another kind; give it {answering.describe_inputs()}")
+    match answering.find_reader(file, labelled=False):
+        case "table":
+            rows = table.read_rows(file, takes.columns or (), answering.data, answering.encoding)
+            x, called = rows.x.take(range(len(rows.x))), rows.where
+        case "npz":
+            called = partial("row {1} of 'x' in {0}".format, file)
+            read = arrays.read_arrays(file, missing="name another")
+            values = arrays.read_inputs(read, answering.list_arrays(read), "x", str(file))
+            x = answering.convert(values, f"{file}: array 'x'", called)
+        case "saved":
+            called = partial("row {1} of {0}".format, file)
+            x = answering.convert(saved.read_rows(file, answering.data, takes.shape, labelled=False)["x"], str(file), called)
+        case _:
+            yield [str(file)], _read_image(file, answering)
+            return
     if not len(list_tensors(x)[0]):
         raise DataError(f"{file}: there are no rows in it")
     yield from split_inputs(x, called)

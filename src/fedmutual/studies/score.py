@@ -18,10 +18,9 @@ from fedmutual.data import arrays, folder, saved, table
 from fedmutual.data.check import digest_rows
 from fedmutual.data.draws import Names
 from fedmutual.data.examples import Examples, Part, Source, join_examples
-from fedmutual.data.objects import Label, make_memory_source
+from fedmutual.data.objects import Label, add_targets, is_frame, make_memory_source
 from fedmutual.data.scaling import find_form
 from fedmutual.data.sources import TABLES
-from fedmutual.data.table_file import SUFFIXES
 from fedmutual.data.targets import check_masks, read_targets
 from fedmutual.errors import DataError, UserError, format_count, warn_user
 from fedmutual.in_memory import PREFIX
@@ -64,7 +63,8 @@ class GroupScore(NamedTuple):
 def score(answering: AnsweringModel, rows: Any, label: Label = None, by: str | None = None) -> FileScore:
     """Return the scores of a run's model on labelled examples.
 
-    rows: a CSV or npz file, a folder of images by class, or a form of `Site.train` with its `label`. Classes are matched by
+    rows: a CSV or npz file, a folder of images by class, or a form of `Site.train`. label: the columns of the targets of a
+    DataFrame; of a table in a file those of the training, if it is None. Classes are matched by
     name, after the renaming of the run's `data.labels`; several labels and the classes of masks by position. The interval
     is Wilson's for an accuracy, and for another main metric the percentiles of 500 bootstrap resamples of the rows. A
     `RemarkWarning` says how many rows the model was trained on, if the run's data can be read again.
@@ -76,7 +76,7 @@ def score(answering: AnsweringModel, rows: Any, label: Label = None, by: str | N
     """
     task, metric = answering.task, get_metric(answering.task)
     is_file = isinstance(rows, str | Path)
-    source = _read_labelled(Path(rows), answering, by) if is_file else _take_labelled(rows, label, answering, by)
+    source = _read_labelled(Path(rows), label, answering, by) if is_file else _take_labelled(rows, label, answering, by)
     file = str(rows) if is_file else source.place
     targets, part = _read_targets(source, answering), source.train
     outputs = torch.cat(
@@ -206,52 +206,56 @@ def _resample(task: Task, metric: Metric, outputs: Tensor, parts: Sequence[Tenso
     return (low, high) if math.isfinite(low + high) else None
 
 
-def _read_labelled(file: Path, answering: AnsweringModel, by: str | None) -> Source:
-    """Return the rows of a labelled file, unscaled, with their labels, and with groups by the column `by`."""
-    takes, kind = answering.takes, answering.kind
+def _read_labelled(file: Path, label: Label, answering: AnsweringModel, by: str | None) -> Source:
+    """Return the rows of a labelled file, unscaled, with their labels, and with groups by the column `by`.
+
+    label: the columns of the labels of a table; None: those of the training.
+    """
+    takes, kind, reader = answering.takes, answering.kind, answering.find_reader(file, labelled=True)
     data = answering.data.model_copy(update={"root": file, "test": None, "group_by": by})  # of the training files
-    if file.is_dir() and answering.takes_files:
-        source = folder.read_folder(data.model_copy(update={"classes": takes.classes}), domains=False, kind=kind)
-        if source.test is not None:
-            raise DataError(f"{file}: contains the folders train and test; name one of the two")
-        for note in source.notes:
-            warn_user(note)
-        return source
-    if file.suffix.lower() in SUFFIXES and takes.columns is not None:
-        rows = table.read_rows(file, takes.columns, data, answering.encoding, labelled=True, numbers=kind != "classes")
+    if label is not None and reader != "table":
+        raise DataError(f"{file}: label = {label!r} names a column, and this is no table; remove label")
+    if reader == "table":
+        data = data if label is None else data.model_copy(update={"label": label})
+        numbers = kind != "classes"
+        rows = table.read_rows(file, takes.columns or (), data, answering.encoding, labelled=True, numbers=numbers)
         return Source(str(file), rows)
-    if file.suffix.lower() == ".npz" and takes.columns is None:
+    if reader == "npz":
         read = arrays.read_arrays(file, missing="name another")
         data = data.model_copy(update={"inputs": answering.list_arrays(read)})
-        source = arrays.make_source(read, data, str(file))
-        return _fit_form(source, answering)
-    if answering.takes_saved(file):
+        return _fit_form(arrays.make_source(read, data, str(file)), answering)
+    if reader == "saved":
         read = saved.read_rows(file, data, takes.shape, labelled=True)
         return _fit_form(arrays.make_source(read, data.model_copy(update={"inputs": None}), str(file)), answering)
-    wanted = answering.describe_inputs(answering.data.label_columns)
-    raise DataError(f"{file}: contains no labelled examples for this model; give it {wanted}")
+    source = folder.read_folder(data.model_copy(update={"classes": takes.classes}), domains=False, kind=kind)
+    if source.test is not None:
+        raise DataError(f"{file}: contains the folders train and test; name one of the two")
+    for note in source.notes:
+        warn_user(note)
+    return source
 
 
 def _take_labelled(rows: Any, label: Label, answering: AnsweringModel, by: str | None) -> Source:
-    """Return labelled objects in memory, unscaled; the columns of a DataFrame in the order that the model learned."""
-    import pandas as pd  # takes 0.3 s
-
+    """Return labelled objects in memory, unscaled; the columns of a DataFrame by the names that the model learned."""
     place = "the data to score"
-    if by is not None and (not isinstance(rows, pd.DataFrame) or by not in rows):
+    if by is not None and (not is_frame(rows) or by not in rows):
         raise DataError(f"{place} have no column {by!r}; give a DataFrame with it, or leave out `by`")
     groups = None if by is None else rows[by].astype(str).to_numpy(dtype=object).astype(str)
-    if isinstance(rows, pd.DataFrame):
+    if is_frame(rows):
         names = [label] if isinstance(label, str) else [*(label or ())]
         missing = next((name for name in names if name not in rows), None)
         if missing is not None or not names:
             about = f"have no column {missing!r}" if names else "are a DataFrame"
             raise DataError(f"{place} {about}; name the column of the targets: run.score(data, label='COLUMN')")
         rows = (rows, rows[label if isinstance(label, str) else names])
-    if isinstance(rows, tuple | list) and len(rows) == 2:
-        rows = (rows[0] if answering.encoding else answering.arrange(rows[0], place), rows[1])
-    source = make_memory_source(rows, None, None, place, answering.reading)
-    if answering.encoding is not None and source.plans is None:
+    is_pair = isinstance(rows, tuple | list) and len(rows) == 2
+    if is_pair and is_frame(rows[0]) and answering.takes.columns is not None:
+        source = Source(place, add_targets(answering.read_frame(rows[0], place), rows[1], place))
+    elif answering.encoding is not None:
         raise DataError(f"{place}: the model encodes columns of a table; give it a DataFrame")
+    else:
+        rows = (answering.arrange(rows[0], place), rows[1]) if is_pair else rows
+        source = make_memory_source(rows, None, None, place, answering.data)
     fitted = _fit_form(source, answering)
     return replace(fitted, train=replace(fitted.train, groups=groups))
 

@@ -36,7 +36,7 @@ ENGINES = ("auto", "inprocess", "stacked")
 """The engines that can hold objects of this process."""
 
 # keys of [data] that say how objects are read
-_READING = ("text", "tokenizer", "words", "length", "columns", "replace", "date_format", "mean", "std")
+_READING = ("drop", "group_by", "text", "tokenizer", "words", "length", "columns", "replace", "date_format", "mean", "std")
 
 Model = nn.Module | str | Callable[..., nn.Module]
 
