@@ -29,7 +29,7 @@ import torch
 from other_library import read_defaults
 from torch import Tensor, nn
 
-from fedmutual.algorithms import MOON, SCAFFOLD, Ditto, FedALA, FedAvg, FedProto, FedProx, FedRep, PFedMe
+from fedmutual.algorithms import MOON, SCAFFOLD, Ditto, FedALA, FedAvg, FedGH, FedProto, FedProx, FedRep, PFedMe
 from fedmutual.core import Batch, Client, Message, Phase
 from fedmutual.engines.inprocess import InProcess
 from fedmutual.engines.loop import federate
@@ -75,6 +75,7 @@ METHODS = {
         settings={"lamda": PULL, "K": 3, "local_learning_rate": 0.2, "p_learning_rate": RATE, "beta": 1.0},
         decay=0.001,
     ),
+    "fedgh": Method(FedGH(head_lr=0.2, **_WORK), "servergh", "FedGH", settings={"server_learning_rate": 0.2}),
     "fedproto": Method(FedProto(proto_lam=PULL, **_WORK), "serverproto", "FedProto", settings={"lamda": PULL}),
 }
 
@@ -183,6 +184,10 @@ def train_there(method: Method, system: Path, rows: Mapping[str, RecordedRows]) 
     server.selected_clients = server.clients
     for client in server.clients if method.name == "FedALA" else ():
         client.ALA.train_data = list(zip(*rows[str(client.id)].select_all()[0], strict=True))
+    if method.name == "FedGH":
+        server.batch_size = len(SIZES) * CLASSES  # the last mean joins the batch before it here
+        server.head = deepcopy(server.head)  # it is the first client's own, which that client trains
+        server.opt_h = torch.optim.SGD(server.head.parameters(), lr=server.server_learning_rate)
     for round in range(ROUNDS):
         if hasattr(server, "send_models") and method.name != "FedProto":
             server.send_models()
@@ -192,7 +197,7 @@ def train_there(method: Method, system: Path, rows: Mapping[str, RecordedRows]) 
             if hasattr(client, "ptrain"):
                 client.ptrain()
             client.train()
-            if method.name == "FedProto":  # the call that PFLlib has as a comment: prototypes of the trained network
+            if method.name in ("FedProto", "FedGH"):  # of FedProto PFLlib has the call as a comment
                 client.load_train_data = data.select_all
                 client.collect_protos()
         if method.name == "FedProto":
@@ -200,6 +205,9 @@ def train_there(method: Method, system: Path, rows: Mapping[str, RecordedRows]) 
             aggregation = importlib.import_module("flcore.servers.serverproto").proto_aggregation
             server.global_protos = aggregation(server.uploaded_protos)
             server.send_protos()
+        elif method.name == "FedGH":
+            server.receive_protos()
+            server.train_head()
         else:
             server.previous_global_model = deepcopy(list(server.global_model.parameters()))
             server.receive_models()
@@ -219,7 +227,9 @@ def find_difference(method: Method, clients: list[Client], state: Message, serve
             theirs = getattr(other, "model_per", other.model) if name == "personal" else other.model
             reference = theirs.state_dict()
             differences += [(tensor - reference[k]).abs().max().item() for k, tensor in net.state_dict().items()]
-    if method.name != "FedProto":
+    if method.name == "FedGH":
+        differences += [(state[f"head {k}"] - p).abs().max().item() for k, p in server.head.named_parameters()]
+    elif method.name != "FedProto":
         part = {"FedPer": "base.", "FedRep": "base.", "LG_FedAvg": "head."}.get(method.name, "")
         reference = {part + k: p for k, p in server.global_model.named_parameters() if part + k in state}
         differences += [(state[k] - p).abs().max().item() for k, p in reference.items()]

@@ -476,6 +476,7 @@ class Algorithm:
     # peers exchange, and no shared model
     scores: tuple[str, ...] = ("personal",)
     alike: bool = False  # whether a client's personal network must have the shared architecture
+    same_heads: bool = False  # whether the last layers of all personal networks must have the shape of the shared one's
     features: tuple[str, ...] = ()  # the nets whose features are read (`Net.features`); they must end in a linear layer
     # (the shared network, the number of classes) -> the server's first state, if the state is neither a model nor public
     # data; all clients must then have the same classes

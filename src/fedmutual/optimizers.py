@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from fedmutual.settings import COMMON_OPTIMIZERS
 
@@ -33,3 +34,13 @@ def reset_state(optimizer: Optimizer) -> None:
     for state in optimizer.state.values():
         for remembered in state.values():
             remembered.zero_()  # new tensors in every round would leave holes in the memory
+
+
+def descend(optimizer: Optimizer, losses: Iterable[Tensor], schedule: LRScheduler | None = None) -> None:
+    """Take one step of the optimiser, and of its schedule, for each loss [], which is computed after the step before."""
+    for loss in losses:
+        optimizer.zero_grad()
+        torch.autograd.backward([loss])
+        optimizer.step()
+        if schedule is not None:
+            schedule.step()

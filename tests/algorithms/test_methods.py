@@ -8,13 +8,16 @@ from torch import nn
 from fedmutual.aggregation import Aggregation
 from fedmutual.algorithms import (
     APFL,
+    FD,
     FML,
     SCAFFOLD,
     Ditto,
     FedALA,
+    FedAPEN,
     FedAvg,
     FedAvgFT,
     FedDF,
+    FedGH,
     FedKD,
     FedOpt,
     FedProto,
@@ -24,9 +27,10 @@ from fedmutual.algorithms import (
     PFedMe,
     ProxyFL,
 )
-from fedmutual.algorithms.fedproto import EXAMPLES, PROTOTYPES
+from fedmutual.algorithms.class_means import EXAMPLES, PROTOTYPES
 from fedmutual.algorithms.fedprox import compute_proximal
-from fedmutual.algorithms.peers import make_proxy_state
+from fedmutual.algorithms.ktpfl import KTpFL, move_coefficients
+from fedmutual.algorithms.peers import make_agreed_state, make_proxy_state
 from fedmutual.core import At, Bench, Client, Net, Schedule
 from fedmutual.engines.base import participate
 from toy import Rows, federation
@@ -130,6 +134,63 @@ def test_a_clients_own_alpha_and_a_schedule():
         w = np.mean([w - LR * gradient(i, w) for i in X], axis=0)
     for one in ours:
         assert np.abs(weight(one.nets["personal"]) - v[one.id]).max() < 1e-12
+
+
+def test_three_rounds_of_fedapen():
+    """w takes two steps before rounds 2 and 3 on the row that trains nothing else; ensembles are of logits."""
+    phase = FedAPEN(adapt_share=0.5, adapt_passes=2, adapt_rate=2.0, **ONE)
+    ours = clients(phase.algorithm())
+    state = federation(phase.algorithm(), ours, rounds=3, start=start())
+    shared, v, w = SHARED, dict(OWN), dict.fromkeys(X, 0.5)
+    for round in range(3):
+        memes = {}
+        for one in ours:
+            i, (held, kept) = one.id, (rows.numpy() for rows in phase._split_rows(one, At(7, 0, 3)))
+            for _ in range(2 if round else 0):
+                zp, zm = X[i][held] @ v[i].T, X[i][held] @ shared.T
+                dz = softmax(w[i] * zp + (1 - w[i]) * zm) - np.eye(2)[Y[i][held]]
+                w[i] = np.clip(w[i] - 2.0 * (dz * (zp - zm)).sum(1).mean(), 0, 1)
+            x, onehot = X[i][kept], np.eye(2)[Y[i][kept]]
+            zp, zm = x @ v[i].T, x @ shared.T
+            both, p, m = softmax(w[i] * zp + (1 - w[i]) * zm), softmax(zp), softmax(zm)
+            dp, dm = (p - onehot) + (p - m) + w[i] * (both - onehot), (m - onehot) + (m - p) + (1 - w[i]) * (both - onehot)
+            v[i], memes[i] = v[i] - LR * dp.T @ x / len(x), shared - LR * dm.T @ x / len(x)
+        shared = np.mean(list(memes.values()), axis=0)
+    assert np.abs(state["weight"].numpy() - shared).max() < 1e-12
+    assert any(0 < share < 1 and share != 0.5 for share in w.values())
+    for one in ours:
+        assert float(one.memory["share of the personal logits"]) == pytest.approx(w[one.id], abs=1e-12)
+        assert np.abs(weight(one.nets["personal"]) - v[one.id]).max() < 1e-12
+
+
+def test_the_server_of_kt_pfl_mixes_for_each_client_that_replied():
+    """Of three members "1" is absent: rows and columns of "0" and "2" move, and each of them gets its own mixture."""
+    tell, match, _ = KTpFL(public_batch=2, kt_penalty=0.3).algorithm().phases
+    z = np.array([[[0.9, 0.1], [0.4, 0.6]], [[0.2, 0.8], [0.5, 0.5]]])
+    server = make_agreed_state({i: range(2) for i in "012"}, 2)
+    replies = {i: {"posteriors": torch.tensor(posteriors)} for i, posteriors in zip("02", z, strict=True)}
+    state, c = tell.receive(server, replies, At(0, 0, 1)), np.full((2, 2), 1 / 3)
+    for i in range(2):
+        off = z[i] - np.tensordot(c[i], z, 1)
+        slope = np.array([-2 * (off * z[j]).mean() for j in range(2)]) + 0.3 * 2 * (c[i] - 1 / 2) / 2
+        size, rate = np.abs(slope).sum() / 2, 1.0
+        for _ in range(5):
+            if size > 0.01:
+                size, rate = size / 5, rate / 5
+            if size < 0.01:
+                size, rate = size * 5, rate * 5
+        c[i] = softmax(5 * (c[i] - rate * slope)[None])[0]
+        mixture = match.send(state, "02"[i], At(0, 0, 1))["teacher"].numpy()
+        assert np.abs(mixture - np.tensordot(c[i], z, 1)).max() < 1e-6
+    assert match.send(state, "1", At(0, 0, 1)) == {}
+    assert torch.equal(state["knowledge coefficients"][1], torch.full((3,), 1 / 3))
+    assert np.abs(state["knowledge coefficients"].numpy()[::2, ::2] - c).max() < 1e-6
+    assert match.receive(state, {}, At(0, 0, 1)).keys() == server.keys() | {"knowledge coefficients"}
+
+
+def test_equal_coefficients_of_kt_pfl_stay_equal_where_all_say_the_same():
+    z = torch.tensor([[0.3, 0.7]]).expand(4, 5, 2)
+    assert torch.allclose(move_coefficients(torch.full((4, 4), 0.25), z, 0.7), torch.full((4, 4), 0.25))
 
 
 @pytest.mark.parametrize(
@@ -389,6 +450,54 @@ def test_two_rounds_of_fedproto(weighting):
     for one in ours:
         for k in range(2):
             assert np.abs(weight(one.nets["personal"][k]) - personal_weights[one.id][k]).max() < 1e-6
+
+
+def test_three_rounds_of_fd():
+    """Cross-entropy, and gamma times that to the others' mean posterior of the class; client "1" alone has no class 0."""
+    gamma, y = 0.7, Y["1"]
+    phase = FD(fd_weight=gamma, **ONE)
+    Y["1"] = np.ones(3, dtype=int)
+    try:
+        ours = clients(phase.algorithm())
+        federation(phase.algorithm(), ours, rounds=3, start=phase.begins(layer(SHARED), 2))
+        w, sent = dict(OWN), {}
+        for _ in range(3):
+            for i in X:
+                p = softmax(X[i] @ w[i].T)
+                dz = p - np.eye(2)[Y[i]]
+                for c in range(2):
+                    others = [sent[j][c] for j in sent if j != i and c in sent[j]]
+                    if others:
+                        dz[Y[i] == c] += gamma * (p[Y[i] == c] - np.mean(others, axis=0))
+                w[i] = w[i] - LR * dz.T @ X[i] / len(X[i])
+            p = {i: softmax(X[i] @ w[i].T) for i in X}
+            sent = {i: {c: p[i][Y[i] == c].mean(0) for c in set(Y[i].tolist())} for i in X}
+    finally:
+        Y["1"] = y
+    for one in ours:
+        assert np.abs(weight(one.nets["personal"]) - w[one.id]).max() < 1e-6  # means cross as float32
+
+
+def test_two_rounds_of_fedgh():
+    """Each client begins with the server's last layer, which takes a step on the means of all clients' classes."""
+    phase = FedGH(head_lr=0.4, **ONE)
+    bodies = {i: BODY + 0.1 * k for k, i in enumerate(X)}
+    ours = clients(phase.algorithm(), personal_weights={i: [body, HEAD + 1] for i, body in bodies.items()})
+    state = federation(phase.algorithm(), ours, rounds=2, start=phase.begins(stacked([BODY, HEAD]), 2))
+    head = HEAD
+    for _ in range(2):
+        q, y, heads = [], [], {}
+        for i in X:
+            of_head, of_body = halves(i, bodies[i], head)
+            bodies[i], heads[i] = bodies[i] - LR * of_body, head - LR * of_head
+            means, counts = own_prototypes(i, bodies[i])
+            q, y = [*q, *means[counts > 0]], [*y, *np.flatnonzero(counts)]
+        q = np.array(q, dtype=float)
+        head = head - 0.4 * (softmax(q @ head.T) - np.eye(2)[y]).T @ q / len(y)
+    assert np.abs(state["head weight"].numpy() - head).max() < 1e-6
+    for one in ours:
+        assert np.abs(weight(one.nets["personal"][0]) - bodies[one.id]).max() < 1e-6
+        assert np.abs(weight(one.nets["personal"][1]) - heads[one.id]).max() < 1e-6
 
 
 def test_features_of_another_size_are_means_over_neighbours():

@@ -11,14 +11,17 @@ from torch import nn
 from fedmutual.aggregation import Aggregation
 from fedmutual.algorithms import (
     APFL,
+    FD,
     FML,
     MOON,
     SCAFFOLD,
     Aggregate,
     Ditto,
     FedALA,
+    FedAPEN,
     FedAvg,
     FedAvgFT,
+    FedGH,
     FedH2L,
     FedKD,
     FedMD,
@@ -28,6 +31,7 @@ from fedmutual.algorithms import (
     FedRep,
     FedTGP,
     Independent,
+    KTpFL,
     PFedMe,
     ProxyFL,
 )
@@ -67,6 +71,9 @@ PHASES = {
     "moon": MOON(**E),
     "fedala": FedALA(share_rate=5.0, **E),
     "pfedme": PFedMe(moreau_lam=0.5, inner_steps=2, **E),
+    "fd": FD(fd_weight=0.7, **E),
+    "fedgh": FedGH(head_lr=0.3, **E),
+    "fedapen": FedAPEN(adapt_share=0.2, adapt_rate=0.5, **E),
     "fedkd": FedKD(rank=0.2, **E),
     "proxyfl": ProxyFL(alpha=0.3, **E),
 }
@@ -419,6 +426,7 @@ PEERS = {
     "fedh2l, pcgrad, two optimisers": FedH2L(batch_size=8, public_batch=5, projection="pcgrad", optimizers=2, eta=0.02),
     "fedh2l, strict": FedH2L(batch_size=8, public_batch=5, labels=False, confidence=False, local_data="private"),
     "fedmd": FedMD(batch_size=8, public_batch=5, local_steps=2, transfer_epochs=1, digest_steps=2),
+    "kt-pfl": KTpFL(batch_size=8, public_batch=5, local_steps=2, match_steps=2),
     "fedmd, posteriors": FedMD(batch_size=8, public_batch=5, local_steps=2, transfer_epochs=1, consensus="posteriors"),
     "fedmd, no labels": FedMD(batch_size=8, public_batch=5, local_steps=2, transfer_epochs=1, labels=False),
     # not the median of five nodes: it is one node's own logits, where the absolute difference has no gradient
@@ -434,9 +442,8 @@ def test_peers(engine, dtype, kind):
     """Nodes without a shared model, one of another architecture: 5 rounds."""
     results = []
     for name in ("inprocess", engine):
-        ours = nodes(
-            5, net=lambda seed: mlp(seed, hidden=9 if seed == 104 else 8), labelled=PEERS[kind].algorithm().public.labelled
-        )
+        labelled = PEERS[kind].algorithm().public.labelled
+        ours = nodes(5, net=lambda seed: mlp(seed, hidden=9 if seed == 104 else 8), labelled=labelled)
         for peer in ours:
             peer.optimizers = {"personal": amsgrad(peer.nets["personal"])}
         events = []

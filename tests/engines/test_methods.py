@@ -20,8 +20,7 @@ def net(shape, classes):
     flat = shape[0] * shape[1] * shape[2]
     return nn.Sequential(nn.Flatten(), nn.Linear(flat, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, classes))
 """
-SEEDED = ("fedh2l", "fedmd", "aggregate", "feddf")
-OF_STEPS = {"fedh2l": {"public_batch": 8}, "fedmd": {"public_batch": 8}}
+OF_STEPS = {"fedh2l": {"public_batch": 8}, "fedmd": {"public_batch": 8}, "kt-pfl": {"public_batch": 8}}
 SETTINGS = OF_STEPS | {
     "fedtgp": {"server_epochs": 5},
     "feddf": {"distill_steps": 4},
@@ -33,19 +32,19 @@ SETTINGS = OF_STEPS | {
 
 def config(name, **changes):
     """Three clients, two in a round; networks of their own where the method takes them."""
+    algorithm = ALGORITHMS[name](**SETTINGS.get(name, {})).algorithm()
     tables = {
         "name": name,
         "rounds": 3,
         "data": {"name": "digits"},
         "partition": {"kind": "shards", "clients": 3, "classes_per_client": 4, "examples": 40},
-        "split": {"test": 0.5, "public": 0.3 if name in SEEDED else 0.0},
+        "split": {"test": 0.5, "public": 0.0 if algorithm.public is None else 0.3},
         "algorithm": {"name": name, **SETTINGS.get(name, {})},
         "model": {"shared": "normed:net" if name == "fedbn" else "mlp"},
         "training": {"local_epochs": 1, "batch_size": 16},
         "engine": {"device": "cpu", "name": "inprocess", "participation": 0.7},
     }
-    algorithm = ALGORITHMS[name](**SETTINGS.get(name, {})).algorithm()
-    if "personal" in algorithm.scores and not algorithm.alike and name != "centralised":
+    if "personal" in algorithm.scores and not (algorithm.alike or algorithm.same_heads) and name != "centralised":
         tables["model"]["personal"] = ["mlp", "cnn1", "mlp"]
     return parse_config(tables, overrides=changes)
 

@@ -21,7 +21,7 @@ SUMMABLE = {
     "lg-fedavg",
     "moon",
 }
-SUMMABLE |= {"pfedme"}
+SUMMABLE |= {"fedapen", "pfedme"}
 
 
 @dataclass(frozen=True, kw_only=True)

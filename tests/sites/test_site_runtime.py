@@ -81,10 +81,13 @@ METHODS = {  # without public data, which tests of their own have
     "lg-fedavg": {},
     "fedproto": {"proto_size": 32},
     "fedtgp": {"proto_size": 32, "server_epochs": 5},
+    "fd": {},
+    "fedgh": {},
+    "fedapen": {},
     "fedkd": {},
     "proxyfl": {},
 }
-ALIKE = ("fedavg-ft", "ditto", "apfl", "fedala", "pfedme")
+ALIKE = ("fedavg-ft", "ditto", "apfl", "fedala", "pfedme", "fedgh")
 
 
 def of_method(name):

@@ -9,10 +9,13 @@ if TYPE_CHECKING:  # the types of the names that the last line of this file defi
     from fedmutual.algorithms.aggregate import Aggregate as Aggregate
     from fedmutual.algorithms.apfl import APFL as APFL
     from fedmutual.algorithms.ditto import Ditto as Ditto
+    from fedmutual.algorithms.fd import FD as FD
     from fedmutual.algorithms.fedala import FedALA as FedALA
+    from fedmutual.algorithms.fedapen import FedAPEN as FedAPEN
     from fedmutual.algorithms.fedavg import FedAvg as FedAvg
     from fedmutual.algorithms.fedavg_ft import FedAvgFT as FedAvgFT
     from fedmutual.algorithms.feddf import FedDF as FedDF
+    from fedmutual.algorithms.fedgh import FedGH as FedGH
     from fedmutual.algorithms.fedh2l import FedH2L as FedH2L
     from fedmutual.algorithms.fedkd import FedKD as FedKD
     from fedmutual.algorithms.fedmd import FedMD as FedMD
@@ -23,6 +26,7 @@ if TYPE_CHECKING:  # the types of the names that the last line of this file defi
     from fedmutual.algorithms.fedtgp import FedTGP as FedTGP
     from fedmutual.algorithms.fml import FML as FML
     from fedmutual.algorithms.independent import Independent as Independent
+    from fedmutual.algorithms.ktpfl import KTpFL as KTpFL
     from fedmutual.algorithms.moon import MOON as MOON
     from fedmutual.algorithms.pfedme import PFedMe as PFedMe
     from fedmutual.algorithms.proxyfl import ProxyFL as ProxyFL

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from fedmutual.algorithms.fedavg import N_K, FedAvg
 from fedmutual.algorithms.peers import read_one_batch
@@ -15,6 +16,7 @@ from fedmutual.batches import draws
 from fedmutual.calling import call_network
 from fedmutual.core import Algorithm, At, Bench, Message, Public, above_zero, get_target_kind, run_field, setting, within
 from fedmutual.losses import kl
+from fedmutual.optimizers import descend
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,16 +60,16 @@ class FedDF(FedAvg):
         net.load_state_dict(student)
         optimizer = torch.optim.Adam(net.parameters(), lr=self.distill_lr)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.distill_steps)
+
+        def compute_loss(index: Tensor) -> Tensor:
+            x, *_ = read_one_batch(public, index)
+            with torch.no_grad():
+                net.eval()
+                logits = torch.stack([call_network(net, x, t) for t in teachers]).mean(0)
+            return kl(logits.log_softmax(-1), call_network(net.train(), x).log_softmax(-1)).mean()
+
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             torch.manual_seed(at.rng("dropout").initial_seed())
-            for index in draws(len(public), self.distill_steps, self.distill_batch, at.rng("distillation")):
-                x, *_ = read_one_batch(public, index)
-                with torch.no_grad():
-                    net.eval()
-                    logits = torch.stack([call_network(net, x, t) for t in teachers]).mean(0)
-                server_logits = call_network(net.train(), x)
-                optimizer.zero_grad()
-                torch.autograd.backward([kl(logits.log_softmax(-1), server_logits.log_softmax(-1)).mean()])
-                optimizer.step()
-                schedule.step()
+            plan = draws(len(public), self.distill_steps, self.distill_batch, at.rng("distillation"))
+            descend(optimizer, map(compute_loss, plan), schedule)
         return {k: v.detach().cpu().clone() for k, v in net.state_dict().items()}

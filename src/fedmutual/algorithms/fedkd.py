@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedmutual.aggregation import mean
-from fedmutual.algorithms.fedproto import fit_features
+from fedmutual.algorithms.class_means import fit_features
 from fedmutual.algorithms.fork import Fork
 from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Spec, get_target_kind, setting
 from fedmutual.losses import kl

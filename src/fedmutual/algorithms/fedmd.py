@@ -5,17 +5,16 @@ Algorithm 1. B public samples a round, C classes.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from fedmutual.aggregation import Aggregation
-from fedmutual.algorithms.agree import PUBLIC_BATCH, Agree, Compare
+from fedmutual.algorithms.agree import PUBLIC_BATCH, Agree, Compare, draw_public_batch
 from fedmutual.algorithms.independent import Independent
-from fedmutual.algorithms.peers import NO_POSTERIORS, are_posteriors, compute_logits, read_one_batch
-from fedmutual.batches import draws
+from fedmutual.algorithms.peers import NO_POSTERIORS, are_posteriors, compute_logits
 from fedmutual.core import (
     Algorithm,
     At,
@@ -72,15 +71,6 @@ class FedMD(Independent):
         """Return the scores that are sent and fitted: logits or posteriors, both [B, C]."""
         return z.softmax(-1) if self.consensus == "posteriors" else z
 
-    def draw_public_batch(self, client: Client, at: At) -> Batch:
-        """Return the public batch of the round, equal at all participants: inputs [B, ...] and targets [B].
-
-        Raises:
-            DataError: a row cannot be read.
-        """
-        public = client.data["public"]
-        return read_one_batch(public, next(draws(len(public), 1, self.public_batch, replace(at, phase=0).rng("public"))))
-
 
 class Transfer(FedMD):
     """Train on the public data with their labels, before round 1."""
@@ -113,7 +103,7 @@ class Announce(FedMD):
 
     def end(self, client: Client, at: At) -> Message:
         """Return this network's scores [B, C] on the round's public batch."""
-        x, *_ = self.draw_public_batch(client, at)
+        x, *_ = draw_public_batch(client, self.public_batch, at)
         return {self.consensus: self.convert_outputs(compute_logits(client.nets["personal"], x)).float()}
 
     def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
@@ -141,7 +131,7 @@ class Digest(FedMD):
     def batches(self, client: Client, inbox: Message, at: At) -> Iterable[Batch]:
         """Return the public batch `digest_steps` times, with the consensus [B, C] in place of the labels."""
         if "consensus" in inbox:
-            x, *_ = self.draw_public_batch(client, at)
+            x, *_ = draw_public_batch(client, self.public_batch, at)
             yield from [(x, match_inputs(inbox["consensus"], x))] * self.digest_steps
 
     def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:

@@ -12,9 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedmutual.algorithms.fedproto import EXAMPLES, PROTOTYPES, FedProto
+from fedmutual.algorithms.class_means import EXAMPLES, PROTOTYPES, list_means
+from fedmutual.algorithms.fedproto import FedProto
 from fedmutual.batches import epochs
 from fedmutual.core import At, Message, above_zero, setting, within
+from fedmutual.optimizers import descend
 
 TGP = "tgp."  # begins the names of the server's network in its state
 
@@ -41,22 +43,21 @@ class FedTGP(FedProto):
 
     def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
         """Return the server's prototypes [C, D] after their training; from then on every class has one."""
-        merged = super().receive(server, replies, at)
-        sent = [(r[PROTOTYPES][r[EXAMPLES] > 0], (r[EXAMPLES] > 0).nonzero()[:, 0]) for _, r in sorted(replies.items())]
-        if not any(len(y) for _, y in sent):
+        merged, (q, y) = super().receive(server, replies, at), list_means(server, replies)
+        if not len(y):
             return server
-        q, y = (torch.cat(tensors) for tensors in zip(*sent, strict=True))
         margin = min(compute_largest_gap(merged[PROTOTYPES][merged[EXAMPLES] > 0]), self.margin)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(at.rng("tgp").initial_seed())
             net = TrainableGlobalPrototypes(*server[PROTOTYPES].shape).float()
         net.load_state_dict({**net.state_dict(), **{k.removeprefix(TGP): v for k, v in server.items() if k.startswith(TGP)}})
-        optimizer, rng = torch.optim.SGD(net.parameters(), lr=self.server_lr), at.rng("tgp", "batches")
-        for rows in epochs(len(q), self.server_epochs, self.batch_size, rng):
+
+        def compute_loss(rows: Tensor) -> Tensor:
             distance = compute_distances(q[rows], net()) + margin * F.one_hot(y[rows], len(server[EXAMPLES]))
-            optimizer.zero_grad()
-            torch.autograd.backward([F.cross_entropy(-distance, y[rows])])
-            optimizer.step()
+            return F.cross_entropy(-distance, y[rows])
+
+        plan = epochs(len(q), self.server_epochs, self.batch_size, at.rng("tgp", "batches"))
+        descend(torch.optim.SGD(net.parameters(), lr=self.server_lr), map(compute_loss, plan))
         state = {f"{TGP}{k}": v.detach().clone() for k, v in net.state_dict().items()}
         return {**server, **state, PROTOTYPES: net().detach(), EXAMPLES: torch.ones_like(server[EXAMPLES])}
 

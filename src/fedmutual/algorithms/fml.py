@@ -64,11 +64,3 @@ class FML(Fork):
             nets["personal"](x), nets["meme"](x), y, const["alpha"], const["beta"], self.temperature
         )
         return {"personal": personal, "meme": meme}
-
-    def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
-        """Return the unweighted mean of the memes, or the result of the rule of `[server]`; row counts are not sent.
-
-        Raises:
-            Unusable: a reply cannot be summed in fixed point (server.sum = "fixed").
-        """
-        return self.aggregate(replies, base=server) if replies else server

@@ -2,6 +2,7 @@
 back.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -36,6 +37,14 @@ class Fork(LocalEpochs):
         """Return the shared tensors of the trained meme."""
         state = client.nets["meme"].state_dict()
         return {k: state[k] for k in client.shared}
+
+    def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
+        """Return the unweighted mean of the memes, or the result of the rule of `[server]`; row counts are not sent.
+
+        Raises:
+            Unusable: a reply cannot be summed in fixed point (server.sum = "fixed").
+        """
+        return self.aggregate(replies, base=server) if replies else server
 
 
 def copy_shared(client: Client, net: str, inbox: Message) -> None:

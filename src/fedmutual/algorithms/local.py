@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from fedmutual.batches import draws, epochs
 from fedmutual.core import At, Batch, Client, Message, Phase, Task, from_training
 from fedmutual.losses import Classification
@@ -29,12 +31,18 @@ class LocalEpochs(Phase):
             return self.local_steps
         return self.local_epochs * -(-len(client.data["private"]) // self.batch_size)
 
-    def over(self, rows: str, client: Client, at: At, passes: int | None = None) -> Iterable[Batch]:
-        """Return E epochs, or the steps, of the rows named `rows` in `Client.data`; with `passes`, that number of epochs."""
+    def over(
+        self, rows: str, client: Client, at: At, passes: int | None = None, among: Tensor | None = None
+    ) -> Iterable[Batch]:
+        """Return E epochs, or the steps, of the rows named `rows` in `Client.data`; with `passes`, that number of epochs.
+
+        among: the positions int64 [N] of the rows to take; None: all.
+        """
         data, rng = client.data[rows], at.rng(client.id, "batches")
+        count = len(data) if among is None else len(among)
         plan = (
-            draws(len(data), self.local_steps, self.batch_size, rng)
+            draws(count, self.local_steps, self.batch_size, rng)
             if self.local_steps is not None and passes is None
-            else epochs(len(data), passes or self.local_epochs, self.batch_size, rng)
+            else epochs(count, passes or self.local_epochs, self.batch_size, rng)
         )
-        return data.rows(plan, at.rng(client.id, "augment"))
+        return data.rows(plan if among is None else (among[index] for index in plan), at.rng(client.id, "augment"))

@@ -77,5 +77,9 @@ METHODS = {
     "moon": Method("moon:MOON", "MOON", tune={"contrast": (0.1, 1.0, 5.0)}),
     "fedala": Method("fedala:FedALA", "FedALA", tune={"layers": (1, 2), "rows_share": (0.4, 0.8)}, model=_SAME_START),
     "pfedme": Method("pfedme:PFedMe", "pFedMe", tune={"moreau_lam": (1.0, 15.0, 30.0), "outer_rate": (0.001, 0.005, 0.02)}),
+    "fd": Method("fd:FD", "FD", tune={"fd_weight": (0.1, 1.0, 10.0)}),
+    "fedgh": Method("fedgh:FedGH", "FedGH", tune={"head_lr": (0.01, 0.1, 1.0)}),
+    "fedapen": Method("fedapen:FedAPEN", "FedAPEN", tune={"adapt_rate": (0.001, 0.01, 0.1)}),
+    "kt-pfl": Method("ktpfl:KTpFL", "KT-pFL", tune={"kt_temperature": (1.0, 10.0), "match_steps": (1, 5)}),
     "feddf": Method("feddf:FedDF", "FedDF", tune={"distill_steps": (30, 100, 300)}),
 }

@@ -273,6 +273,7 @@ def _check_equal_networks(experiment: Experiment) -> None:
 def _check_features(experiment: Experiment) -> None:
     """Check that networks end in a linear layer if the algorithm reads the input of that layer."""
     networks, checked = experiment.algorithm.features, set[tuple[str, str, Shape, int]]()
+    expected = _describe_head(experiment.nets.shared) if experiment.algorithm.same_heads else ""
     for client in experiment.clients if networks else ():
         space, named = experiment.nets.get_space(client), experiment.nets.name_architectures(client)
         unchecked = {(net, named[net][0], space.shape, space.outputs) for net in networks} - checked
@@ -285,7 +286,19 @@ def _check_features(experiment: Experiment) -> None:
                     f"key {key!r}: network {network!r} does not end in a linear layer, and algorithm "
                     f"{experiment.config.algorithm['name']!r} uses the input of that layer; choose another network"
                 )
+            if experiment.algorithm.same_heads and (shape := _describe_head(nets[net])) != expected:
+                raise ConfigError(
+                    f"key {named[net][1]!r}: algorithm {experiment.config.algorithm['name']!r} shares the last layer, which "
+                    f"is {shape} in network {named[net][0]!r} and {expected} in {experiment.config.model.shared!r}; choose "
+                    "networks whose last layers have one shape"
+                )
         checked |= unchecked
+
+
+def _describe_head(net: nn.Module) -> str:
+    """Return the shapes of the tensors of a network's last linear layer as text."""
+    head = find_head(net)
+    return "" if head is None else ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in head.state_dict().items())
 
 
 def count_features(net: nn.Module, examples: Inputs) -> int | None:

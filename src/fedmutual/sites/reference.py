@@ -125,7 +125,7 @@ def _describe_networks(algorithm: Algorithm) -> str:
     shares = bool({"global", "proxy"} & set(algorithm.scores))
     if "personal" not in algorithm.scores or algorithm.alike:
         return "one"
-    return "one + any" if shares else "any"
+    return "one + any" if shares else "one head" if algorithm.same_heads else "any"
 
 
 def _list_leaves(algorithm: Algorithm) -> list[str]:
