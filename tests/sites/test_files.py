@@ -54,7 +54,6 @@ def test_weights_that_a_site_names_count_from_its_file(tmp_path, weights_key, re
         ({"data": "digits"}, "key 'data'"),
         ({"model": {"shared": "mlp", "weights": "runs/before"}}, "key 'model.weights' has no effect between real sites"),
         ({"records": {"keep_best": True}}, "key 'records.keep_best' has no effect between real sites"),
-        ({"records": {"tensorboard": True}}, "key 'records.tensorboard' has no effect between real sites"),
         ({"records": {"checkpoint_every": 5}}, "key 'records.checkpoint_every' has no effect between real sites"),
         ({"data": {"classes": None}}, "the key 'data.classes' is missing"),
         ({"sites": {"input": [1, 8, 8]}}, "the key 'sites.names' is missing"),
