@@ -4,12 +4,15 @@ import itertools
 import json
 import math
 import random
+import tomllib
 from statistics import fmean
 
 import pytest
+import tomli_w
 
 from fedmutual.errors import RunError
 from fedmutual.report.worth import describe_worth, find_joining, find_worth, make_worth_tables
+from fedmutual.results.estimate import Missing
 from fedmutual.results.frame import read_runs
 from fedmutual.results.worth import (
     Worth,
@@ -180,3 +183,30 @@ def test_other_runs_are_refused(tmp_path):
     ):
         with pytest.raises(RunError, match=sentence):
             Worth(read_runs(folders))
+
+
+def test_results_of_real_sites_are_read_from_what_their_server_knows(tmp_path):
+    """A federation for each coalition, with no record of rows, and of one site without its scores."""
+    names, about = NAMES[:3], {"input": [4], "outputs": 2, "classes": ["0", "1"], "scaling": {}, "task": "classification"}
+    folders = write_coalitions(tmp_path, names, list_coalitions(names))
+    for folder in folders:
+        members = sorted(folder.parent.name)
+        for file, change in (
+            ("partition.json", {"kind": "sites", "clients": {}, "fingerprint": "1"}),
+            ("environment.json", {"clients": dict.fromkeys(members, about)}),
+        ):
+            (folder / file).write_text(json.dumps(json.loads((folder / file).read_text()) | change))
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for line in lines:
+            line["scores"] = [s for s in line["scores"] if s["client"] in members and s["client"] != "c"]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        tables = tomllib.loads((folder / "config.toml").read_text())
+        del tables["participants"]
+        (folder / "config.toml").write_text(tomli_w.dumps(tables))
+    worth = Worth(read_runs(folders))
+    assert worth.at_sites
+    assert worth.shapley.measure([("b", "a")]).mean == pytest.approx(0.2, abs=0.01)
+    assert isinstance(worth.shapley.measure([("c", "a")]), Missing)
+    assert worth.shapley.measure_given("a").mean == pytest.approx(0.2, abs=0.01)
+    assert "scores that the sites disclosed" in find_worth(worth)[-1]
+    assert make_worth_tables(worth)[0].rows[2][1].text == "n/a"
