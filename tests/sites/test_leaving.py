@@ -108,7 +108,11 @@ def test_a_site_that_left_one_run_of_a_contract_left_the_others(tmp_path):
     assert find_left(tmp_path / "state", "other", contracts) == set()
 
 
-RUNNING = {"outcome": "running", "sites": ["west"], "in": ["west"], "late": [], "outside": [], "notes": []}
+RUNNING = {"outcome": "running", "sites": ["west"], "in": ["west"], "late": [], "outside": [], "notes": []} | {
+    "round": 3,
+    "joins": {},
+    "evaluators": [],
+}
 STATES = [  # changes of the progress, whether west is connected, its last heartbeat, why it is gone -> its word
     ({}, True, None, None, "takes part"),
     ({"in": []}, True, None, None, "paused"),  # it answered that it could not do its part, as with a full disk
@@ -122,6 +126,10 @@ STATES = [  # changes of the progress, whether west is connected, its last heart
     ({"in": []}, False, (20.0, True), None, "paused"),
     ({"in": []}, False, (20.0, False), None, "lost"),
     ({"in": []}, False, None, None, "lost"),
+    ({"in": [], "joins": {"west": 5}}, False, None, None, "joins later"),
+    ({"joins": {"west": 4}}, True, None, None, "takes part"),
+    ({"in": [], "evaluators": ["west"]}, True, None, None, "evaluates"),
+    ({"in": [], "evaluators": ["west"]}, False, None, None, "lost"),
     ({"in": []}, False, (20.0, True), LEFT, "left"),
     ({"in": []}, True, None, "most sites say that it has another public seed set", "excluded"),
 ]

@@ -61,7 +61,9 @@ def _submit_run(lead_kit: "kits.Kit", contract: "Contract", folder: Path, starte
                 state = session.status(contract.name)
                 if state["stops"]:
                     exit_with_error("stopped by hand; saved rounds are kept; `fedmutual submit` resumes", Code.DIVERGED)
-                missing = sorted(set(contract.sites.names) - {*state["connected"], *(state["gone"] or ())})
+                round = state["progress"]["round"] if state["progress"] else 0
+                awaited = {i for i in contract.sites.names if contract.sites.takes_part(i, round)}
+                missing = sorted(awaited - {*state["connected"], *(state["gone"] or ())})
                 if not missing:
                     break
                 if missing != previous:

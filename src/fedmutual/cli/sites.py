@@ -169,6 +169,8 @@ def site(
         longest = find_longest_message(agreed)
     advice = "choose another one by 'state.folder' in its file"
     with lock_folder(site_config.state, "runs a site with this state folder", advice, _LOOK):
+        for sentence in agreed.sites.describe_roles():
+            print_text(sentence, soft_wrap=True)
         _print_leaves(runtime)
         for run in agreed.list_runs():
             folder = site_config.state / run.name
@@ -361,6 +363,10 @@ def _print_leaves(runtime: "SiteRuntime") -> None:
             if is_json():
                 print_text(f"may leave: {', '.join(row)} bytes")
             table.add_row(*row)
+    if runtime.is_evaluator:
+        sent = "no score" if runtime.experiment.config.disclosure(runtime.site) == "none" else "its scores on all its rows"
+        print_text(f"This site trains nothing, and no tensor leaves it; of the shared model {sent} once a round.")
+        return
     if not is_json():
         out.print(table)
     if runtime.is_masked:

@@ -1,6 +1,6 @@
 """Make summary.json from the logs of a run: last and best scores, and the rows by which the best round was chosen."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,36 +15,40 @@ Lines = Sequence[Evaluation]
 _CHOICE = {"holdout": ("holdout",), "validation": ("validation.all", "validation"), "test": ("test",)}
 
 
-def write_summary(folder: Path, config: Config, **more: Any) -> None:
+def write_summary(folder: Path, config: Config, no_vote: Collection[str] = (), **more: Any) -> None:
     """Write summary.json of a run from its logs. more: further keys, or other values of keys.
+
+    no_vote: the clients whose scores do not count in the choice of the best round.
 
     Raises:
         RunError: a log or environment.json is damaged, or the file cannot be written.
     """
     head = {"name": config.name, "algorithm": config.algorithm["name"], "rounds": config.rounds, "seed": config.seed}
     evaluations = tuple(read_records(folder / METRICS, Evaluation))
-    scores = summarise(config, evaluations, read_records(folder / LEDGER, LedgerLine), read_metric(folder))
+    scores = summarise(config, evaluations, read_records(folder / LEDGER, LedgerLine), read_metric(folder), no_vote)
     write_record(folder / SUMMARY, check_record(folder / SUMMARY, Summary, {**head, **scores, **more}))
 
 
-def summarise(config: Config, metrics: Lines, ledger: Iterable[LedgerLine], metric: Metric = ACCURACY) -> dict[str, Any]:
+def summarise(
+    config: Config, metrics: Lines, ledger: Iterable[LedgerLine], metric: Metric = ACCURACY, no_vote: Collection[str] = ()
+) -> dict[str, Any]:
     """Return the scores and bytes of summary.json. Accuracies are fractions in [0, 1]; rounds count from 1.
 
     metric: the main metric of the run. Another one than accuracy has keys of its own: `test_metric` and `val_metric`.
     """
-    return {**summarise_scores(config.records.best_by, metrics, metric), "bytes": _sum_bytes(ledger)}
+    return {**summarise_scores(config.records.best_by, metrics, metric, no_vote), "bytes": _sum_bytes(ledger)}
 
 
-def summarise_scores(best_by: str | None, metrics: Lines, metric: Metric) -> dict[str, Any]:
-    """Return the scores of `summarise`. best_by: records.best_by."""
+def summarise_scores(best_by: str | None, metrics: Lines, metric: Metric, no_vote: Collection[str] = ()) -> dict[str, Any]:
+    """Return the scores of `summarise`. best_by: records.best_by. no_vote: as for `write_summary`."""
     held = any(row.data == "holdout" for line in metrics for row in line.rows)  # those of a partition file too
     chosen_by = best_by or ("holdout" if held else None)
     scored = {row.model for line in metrics for row in line.rows if row.client is not None}
     model = next((m for m in ("personal", "global", "meme") if m in scored), None)  # what a client would use, if scored
     shared, personal = {}, {}
     for key, one in (("accuracy", ACCURACY), *([("metric", metric)] if metric != ACCURACY else [])):
-        shared[f"test_{key}"] = _summarise_global(metrics, chosen_by or "test", one)
-        personal[f"val_{key}"] = _summarise_personal(metrics, model, chosen_by or "validation", one)
+        shared[f"test_{key}"] = _summarise_global(metrics, chosen_by or "test", one, no_vote)
+        personal[f"val_{key}"] = _summarise_personal(metrics, model, chosen_by or "validation", one, no_vote)
     return {
         "global": shared,
         "personal": {"model": model, **personal, **_find_other_scores(metrics, model)},
@@ -66,12 +70,12 @@ def _sum_bytes(ledger: Iterable[LedgerLine]) -> dict[str, int]:
     return sums
 
 
-def _summarise_global(metrics: Lines, best_by: str, metric: Metric) -> dict[str, Any] | None:
+def _summarise_global(metrics: Lines, best_by: str, metric: Metric, no_vote: Collection[str]) -> dict[str, Any] | None:
     """Return the metric of the shared model on the test set; None without a complete shared model."""
     test = _average_by_round(metrics, "global", "test", metric)
     if test is None:
         return None
-    judged = _average_by_round(metrics, "global", best_by, metric)
+    judged = _average_by_round(metrics, "global", best_by, metric, no_vote)
     best = _find_best_round(judged or test, metric)
     return {"last": test[max(test)], "best": test[best], "best_round": best, "best_by": best_by if judged else "test"}
 
@@ -86,14 +90,18 @@ def _find_other_scores(metrics: Lines, model: str | None) -> dict[str, Any]:
     return {"other_tasks": {"last": by_client}} if by_client else {}
 
 
-def _summarise_personal(metrics: Lines, model: str | None, best_by: str, metric: Metric) -> dict[str, Any] | None:
+def _summarise_personal(
+    metrics: Lines, model: str | None, best_by: str, metric: Metric, no_vote: Collection[str]
+) -> dict[str, Any] | None:
     """Return the metric of the model that a client would use on validation data; None if no client shares its scores."""
     if model is None:
         return None
     scores = {line.round: line.get_client_scores(model, "validation", metric.name) for line in metrics}
     if not all(scores.values()):  # no client has the metric
         return None
-    judged = _average_by_round(metrics, model, best_by, metric)
+    judged = _average_by_round(metrics, model, best_by, metric, no_vote)
+    if judged is None and no_vote:
+        judged = _average_by_round(metrics, model, "validation", metric, no_vote)
     best = _find_best_round(judged or {r: _average(s) for r, s in scores.items()}, metric)
     pick = min if metric.is_higher_better else max
     last_values, best_values = (_sum_up(scores[r], pick(scores[r].values())) for r in (max(scores), best))
@@ -103,14 +111,16 @@ def _summarise_personal(metrics: Lines, model: str | None, best_by: str, metric:
     }
 
 
-def _average_by_round(metrics: Lines, model: str, data: str, metric: Metric) -> dict[int, float] | None:
-    """Return round -> the metric of a model on the common rows, else its mean over clients.
+def _average_by_round(
+    metrics: Lines, model: str, data: str, metric: Metric, without: Collection[str] = ()
+) -> dict[int, float] | None:
+    """Return round -> the metric of a model on the common rows, else its mean over clients, but those of `without`.
 
     None if there is no round, or one without the metric.
     """
     averages = {}
     for line in metrics:
-        rows = [row for row in line.rows if (row.model, row.data) == (model, data)]
+        rows = [row for row in line.rows if (row.model, row.data) == (model, data) and row.client not in without]
         scores = [(row.client, value) for row in rows if (value := row.find_number(metric.name)) is not None]
         if values := [value for client, value in scores if client is None] or [value for _, value in scores]:
             averages[line.round] = sum(values) / len(values)

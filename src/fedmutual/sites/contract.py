@@ -103,7 +103,7 @@ class Contract:
     @property
     def quorum(self) -> int:
         """The number of sites that must answer for a round to count."""
-        return max(self.sites.least, find_threshold(len(self.sites.names))) if self.is_masked else self.sites.least
+        return max(self.sites.least, find_threshold(len(self.sites.trainers))) if self.is_masked else self.sites.least
 
     @property
     def is_masked(self) -> bool:
@@ -296,16 +296,45 @@ def _list_faults(contract: Contract) -> Iterator[str]:
         yield (
             f"key {name!r} has no effect between real sites with {method}, which makes no mean of what they send; remove it"
         )
+    yield from _list_role_faults(contract, method)
     if contract.is_masked:
         yield from _list_masked_faults(contract, method)
     if contract.public is not None and not _has_matching_seeds(contract, contract.public):
         yield "its public seed set has other sites or classes than the contract; submit it again"
 
 
+def _list_role_faults(contract: Contract, method: str) -> Iterator[str]:
+    """Yield which roles of sites are impossible, or would give one site the model of another."""
+    sites, algorithm = contract.sites, contract.algorithm
+    for key in ("evaluators", "joins", "no_vote"):
+        if unknown := sorted(set(getattr(sites, key)) - set(sites.names)):
+            yield f"key 'sites.{key}' names {unknown[0]!r}, and no site of 'sites.names' has that name"
+    if both := sorted(set(sites.evaluators) & {*sites.joins, *sites.no_vote}):
+        yield f"site {both[0]!r} is one of 'sites.evaluators', which train nothing; remove it from the other key"
+    if sites.no_vote and (contract.config.split.folds is not None or not set(sites.trainers) - set(sites.no_vote)):
+        yield "key 'sites.no_vote' leaves no site that votes, or is used with 'split.folds'; remove it"
+    if not (sites.evaluators or sites.joins):
+        return
+    if algorithm.public is not None or is_peer_to_peer(algorithm) or "global" not in algorithm.scores:
+        yield (
+            f"keys 'sites.evaluators' and 'sites.joins' need a shared model that the server sends, and no public seed set; "
+            f"{method} has another form; remove them"
+        )
+    if sites.evaluators and contract.config.privacy.nets != "none":
+        yield "key 'sites.evaluators' sends scores, which the epsilon of 'privacy.nets' does not count; remove it"
+    first = [i for i in sites.trainers if sites.takes_part(i, 0)]
+    if len(first) < max(sites.least, 2) or sites.least < 2:
+        yield (
+            f"{len(first)} sites train in round 1, with a quorum of {sites.least}: with 'sites.evaluators' or 'sites.joins' "
+            "the quorum is 2 or more, or a site could get the model of a single other one, and so many sites train from "
+            "round 1; change 'sites.quorum' or 'sites.joins'"
+        )
+
+
 def _list_masked_faults(contract: Contract, method: str) -> Iterator[str]:
     """Yield why a secure sum is not possible, or which key needs the updates that the server does not see."""
     algorithm, sites = make_algorithm(contract.config), contract.sites
-    count, threshold = len(sites.names), find_threshold(len(sites.names))
+    count, threshold = len(sites.trainers), find_threshold(len(sites.trainers))
     if len(algorithm.phases) != 1 or algorithm.start or not is_summable(algorithm.phases[0]):
         yield (
             f"server.sum = 'masked' adds updates of a shared model, and {method} sends more, or something else; choose fml, "
@@ -313,6 +342,11 @@ def _list_masked_faults(contract: Contract, method: str) -> Iterator[str]:
         )
     if not LEAST_SITES <= count <= MOST_SITES:
         yield f"server.sum = 'masked' is for {LEAST_SITES} to {MOST_SITES} sites, and key 'sites.names' has {count}"
+    if sites.joins:
+        yield (
+            "key 'sites.joins' is not possible with server.sum = 'masked': the difference of two sums, with and without the "
+            "new site, is nearly its update; begin a federation of another name with all sites"
+        )
     if sites.quorum is not None and sites.quorum < threshold:
         yield (
             "server.sum = 'masked' needs more than two thirds of the sites in every round; set 'sites.quorum' to "

@@ -107,7 +107,8 @@ class Coordinator:
                 server, saved = self._restore(first_state, name)
             list_tensors = list_masked_leaves if contract.is_masked else list_leaves
             leaves = list_tensors(contract.algorithm, first_state)
-            write_summary(self.folder, contract.config, seconds=round(checkpoints.seconds, 3), leaves=leaves)
+            seconds, no_vote = round(checkpoints.seconds, 3), contract.sites.no_vote
+            write_summary(self.folder, contract.config, no_vote, seconds=seconds, leaves=leaves)
             for tracker in trackers:  # of the records alone: the journal holds what sites sent
                 tracker.end([self.folder / file for file in (CONFIG, ENVIRONMENT, METRICS, LEDGER, SUMMARY)])
 
@@ -116,7 +117,7 @@ class Coordinator:
         if contract.is_masked:
             if self.startup is None:
                 raise RunError(f"{self.folder}: a secure sum needs the server's kit, which has the authority's certificate")
-            sums = SecureSums(journal, read_authority(self.startup), contract.binding, contract.sites.names)
+            sums = SecureSums(journal, read_authority(self.startup), contract.binding, contract.sites.trainers)
         sizes = MessageSizes(contract.algorithm, first_state, contract.sites.names, contract.is_masked)
         return SitesEngine(transport, contract, journal, sizes, sums)
 
@@ -127,7 +128,7 @@ class Coordinator:
 
         Raises TooFew, Setback, RunError as `SitesEngine.train`. RunError: also where no rows have such sums.
         """
-        config, phase, sites = self.contract.config, SumStatistics(layout), self.contract.sites.names
+        config, phase, sites = self.contract.config, SumStatistics(layout), self.contract.sites.trainers
         at = At(config.seed, -1, config.rounds, 0)
         answers = list(engine.train(phase, at, {i: {} for i in sites}, phase.leaves({})))
         replies = {answer[0]: answer[1] for answer in answers if not isinstance(answer, Total)}
@@ -151,7 +152,7 @@ class Coordinator:
         """Raise RunError, and log it, where no round can begin: too few sites are left, or too many rounds failed."""
         try:
             journal.check_setbacks()
-            journal.check_quorum(self.contract.sites.names, self.contract.quorum)
+            journal.check_quorum(self.contract.sites.trainers, self.contract.quorum)
         except RunError as problem:
             for log in logs:
                 log(Failed((saved.round if saved else 0) + 1, problem))
@@ -165,7 +166,7 @@ class Coordinator:
             algorithm=algorithm,
             seed=config.seed,
             rounds=config.rounds,
-            clients=self.contract.sites.names,
+            clients=self.contract.sites.trainers,
             notes=self.contract.algorithm.remarks,
             participation=1.0,
             evaluate_every=config.records.evaluate_every,

@@ -101,7 +101,8 @@ class SitesEngine(Engine):
             RunError: too many sites are excluded for good to meet the quorum; or a file is damaged or cannot be written.
         """
         sites, excluded = inboxes, self._journal.excluded
-        inboxes = {i: inbox for i, inbox in inboxes.items() if i not in excluded}
+        joined = [i for i in inboxes if i not in excluded and self._contract.sites.takes_part(i, at.round)]
+        inboxes = {i: inboxes[i] for i in joined}
         orders = {i: (Order(WORK, at.round, at.phase), inbox | self.scaling) for i, inbox in inboxes.items()}
         if self._peer_to_peer:  # sending to an unresponsive site would block the sender
             receivers = inboxes.keys() & set(self._transport.list_connected()) - set(self._transport.list_late())
@@ -152,10 +153,6 @@ class SitesEngine(Engine):
         for i, (answer, message) in self._ask(orders, outcome):
             if answer.accused and isinstance(phase, Compare):
                 outcome.accusations[i] = answer
-                continue
-            if answer.problem == LEAVES:
-                self._remarks.append(f"site {i!r} left the federation in good order, and gets no more orders")
-                self._journal.exclude({i: LEFT})
                 continue
             if answer.problem is not None:
                 self._leave_out(i, answer.order, answer.problem)
@@ -224,11 +221,12 @@ class SitesEngine(Engine):
 
     def score(self, orders: Mapping[str, ScoreOrder]) -> Iterator[tuple[str, ClientScores]]:
         """As `Engine.score`: each site has its own list of evaluations. A site that missed the round is not asked."""
+        asked = {*self._finished, *self._contract.sites.evaluators} - self._journal.excluded.keys()
         number = self._journal.attempt
         sent = {
             i: (Order(EVALUATE, order.round - 1, 0, attempt=number), order.inbox | self.scaling)
             for i, order in orders.items()
-            if i in self._finished
+            if i in asked
         }
         for i, (answer, _) in self._ask(sent, PhaseOutcome()):
             pairs, why = [(score.model, score.data) for score in answer.scores], answer.problem
@@ -265,6 +263,10 @@ class SitesEngine(Engine):
                 self._remarks.append(f"site {i!r} answered to another order than the last: ignored")
                 continue
             waiting.discard(i)
+            if answer.problem == LEAVES:
+                self._remarks.append(f"site {i!r} left the federation in good order, and gets no more orders")
+                self._journal.exclude({i: LEFT})
+                continue
             yield i, (answer, message)
         for i in sorted(waiting):
             self._leave_out(i, orders[i][0], "it did not answer in time")

@@ -44,14 +44,16 @@ Score = tuple[int, str, str, str, Mapping[str, Any]]
 SITE_WORDS = {  # how a site stands, for the server and leads: word -> its rule; the first rule that applies
     "left": "its last message said that it leaves",
     "excluded": "the server sends it no more orders, for the reason beside it",
+    "joins later": "its first round is not reached",
     "lost": "its connection ended without a goodbye, or it has never connected",
     "paused": "its process was ended in good order; or it is connected, and said that it could not do its part",
     "late": "it is connected, and its heartbeat or its last answer is overdue",
     "restarting": "it is connected, and not in the job; the server restarts the job for it, or restarts it anyway",
+    "evaluates": "it is connected, and only scores the shared model",
     "waiting": "it is connected, and no round is under way",
     "takes part": "it did its part of the last phase",
 }
-LEFT_WORD, EXCLUDED, LOST, PAUSED, LATE, RESTARTING, WAITING, PRESENT = SITE_WORDS
+LEFT_WORD, EXCLUDED, JOINS, LOST, PAUSED, LATE, RESTARTING, EVALUATES, WAITING, PRESENT = SITE_WORDS
 Seen = Mapping[str, tuple[float, bool]]
 """Of each site without heartbeats: the seconds since then, and whether it ended in good order."""
 
@@ -270,7 +272,8 @@ def describe_progress(
     sites = []
     for i, state, why in describe_sites(recorded, connected, seen, gone or {}):
         sent = {line.round for line in lines if line.client == i and line.up}
-        missed = find_missed_rounds(sent | (set(range(recorded["round"] + 1)) - exchanged), recorded["round"])
+        before = range(recorded["round"] + 1 if i in recorded["evaluators"] else recorded["joins"].get(i, 1))
+        missed = find_missed_rounds(sent | {*before} | (set(range(recorded["round"] + 1)) - exchanged), recorded["round"])
         sites.append(
             {
                 "site": i,
@@ -307,12 +310,16 @@ def describe_sites(
         if site in gone:
             yield site, LEFT_WORD if gone[site] == LEFT else EXCLUDED, gone[site]
             continue
-        if site not in connected:
+        if recorded["joins"].get(site, 1) > recorded["round"] + 1:
+            word = JOINS
+        elif site not in connected:
             word = PAUSED if seen.get(site, (0.0, False))[1] else LOST
         elif site in seen or site in recorded["late"]:
             word = LATE
         elif outcome.word == "restarting" or site in recorded["outside"]:
             word = RESTARTING
+        elif site in recorded["evaluators"]:
+            word = EVALUATES
         elif outcome != Outcome.RUNNING:
             word = WAITING
         else:

@@ -1,6 +1,7 @@
 """The two files of a federation of real sites: FEDERATION.toml, common to all, and the site.toml of each site."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -105,6 +106,13 @@ class SitesTable(Section):
     """The participants, and how long the server waits for them."""
 
     names: Annotated[Names, Field(min_length=1), _Sites] = Field(description="the sites")
+    evaluators: Names = key(
+        (), "sites that train nothing: they get the shared model of each evaluated round, and score it on all their rows"
+    )
+    joins: dict[str, Count] = key(
+        {}, "sites that join later: site -> the first round in which it takes part, as { west = 5 }; by default round 1"
+    )
+    no_vote: Names = key((), "sites that train, and whose scores do not count in the choice of the best round")
     leads: Annotated[Names, Field(min_length=1), _Leads] = key(
         ("lead@example.org",), "the email addresses of the leads, who may submit and stop federations; each lead gets a kit"
     )
@@ -165,7 +173,26 @@ class SitesTable(Section):
     @property
     def least(self) -> int:
         """Return the number of sites that must reply for a round to count."""
-        return min(self.quorum or len(self.names) // 2 + 1, len(self.names))
+        return min(self.quorum or len(self.trainers) // 2 + 1, len(self.trainers))
+
+    @property
+    def trainers(self) -> tuple[str, ...]:
+        """The sites that train, also those that join later."""
+        return tuple(name for name in self.names if name not in self.evaluators)
+
+    def takes_part(self, site: str, round: int) -> bool:
+        """Return whether a site has joined in a round, from 0; the start is round -1."""
+        return self.joins.get(site, 1) <= max(round + 1, 1)
+
+    def describe_roles(self) -> Iterator[str]:
+        """Yield a sentence on each site that does not train and vote from round 1."""
+        for site in self.names:
+            if site in self.evaluators:
+                yield f"site {site!r} trains nothing: it gets the shared model of each evaluated round, and scores it"
+            if self.joins.get(site, 1) > 1:
+                yield f"site {site!r} takes part from round {self.joins[site]} on"
+            if site in self.no_vote:
+                yield f"the scores of site {site!r} do not count in the choice of the best round"
 
     @property
     def shape(self) -> Shape:

@@ -34,6 +34,8 @@ REPLY, MESSAGE, UPDATE = "reply", "message", "update"  # kinds of contents: answ
 
 BEYOND = "the contract has no such round or phase"
 NOT_DUE = "the contract has no scores after this round"
+NO_TRAINING = "it trains nothing, and only scores the shared model (sites.evaluators)"
+NOT_JOINED = "it takes part from a later round on (sites.joins)"
 UNFINISHED = "it sends only the scores of the round that it has just finished"
 ANSWERED = "it has already answered this order with other tensors, and answers once"
 PAST = "it has already passed this place, and goes back only in a new attempt of the server"
@@ -68,6 +70,7 @@ class SiteJournal(Journal):
         super().__init__(folder, read_only)
         self._states, self.run, self._budget = client_folder(folder, site), run, budget
         self._rounds, self._start, self._phases, self._evaluate_every = bounds
+        self.trains = True  # False: the site only scores the shared model
         if self.get_fact("run") not in (None, run):
             raise RunError(
                 f"{folder}: holds the state of this federation with another site.toml, other data, another contract "
@@ -137,7 +140,7 @@ class SiteJournal(Journal):
                 is_answered = self.read("SELECT 1 FROM phases WHERE round = ? AND phase = ?", *place)
                 raise Declined(ANSWERED if is_answered else PAST)
         if order.kind == EVALUATE:
-            if not self.read("SELECT 1 FROM phases WHERE round = ? AND last", order.round):
+            if self.trains and not self.read("SELECT 1 FROM phases WHERE round = ? AND last", order.round):
                 raise Declined(UNFINISHED)
         elif self._is_forgotten(place):
             raise Declined(FORGOTTEN)
@@ -167,9 +170,10 @@ class SiteJournal(Journal):
         place = self.find_place(order)
         last = order.kind == EVALUATE or order.phase + 1 == (self._start if order.round < 0 else self._phases)
         if client is None:
-            ((state,),) = self.read(
+            found = self.read(
                 "SELECT state FROM phases WHERE (round, phase) < (?, ?) ORDER BY round DESC, phase DESC LIMIT 1", *place
             )
+            state = found[0][0] if found else ""  # of a site that only evaluates
         else:  # the stages of a secure sum, which follow, change no client
             is_end = last or UPDATE in kept
             state = make_file_name(place[0] + 1) if is_end else f"phase-{place[0] + 1}-{place[1] + 1}.safetensors"

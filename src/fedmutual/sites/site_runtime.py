@@ -7,12 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedmutual.algorithms.peers import is_peer_to_peer
-from fedmutual.core import At, Client, Disagreed, Message, Phase
+from fedmutual.core import At, Client, Data, Disagreed, Message, Phase
 from fedmutual.data.federation import list_training_rows
 from fedmutual.data.prepared import prepare
+from fedmutual.data.rows import Rows, merge_rows
 from fedmutual.data.statistics import Moments, Words, sum_client
 from fedmutual.engines.base import keep_best_personal
-from fedmutual.errors import RunError, UserError
+from fedmutual.errors import ConfigError, RunError, UserError
 from fedmutual.events import Evaluated, Observer, Score
 from fedmutual.federation import description
 from fedmutual.federation.description import find_common_metric
@@ -53,7 +54,7 @@ from fedmutual.sites.protocol import (
 from fedmutual.sites.secure_sum.fixed_point import list_masked_leaves
 from fedmutual.sites.secure_sum.messages import Rejected, Stage
 from fedmutual.sites.secure_sum.site import SiteSums
-from fedmutual.sites.site_journal import MESSAGE, REPLY, UPDATE, Declined, SiteJournal
+from fedmutual.sites.site_journal import MESSAGE, NO_TRAINING, NOT_JOINED, REPLY, UPDATE, Declined, SiteJournal
 from fedmutual.sites.site_settings import SiteSettings, build_site
 from fedmutual.sites.sizes import MessageSizes
 from fedmutual.sites.statistics import SCALING, SumStatistics, read_scaling
@@ -83,7 +84,9 @@ class SiteRuntime:
         """
         self.site, self.say = settings.file.site, say
         self.folder, self._state = settings.state / contract.name, settings.state
-        self._contract, self._settings, self.trains_alone = contract, settings, contract.trains_alone
+        self._contract, self._settings = contract, settings
+        self.is_evaluator = self.site in contract.sites.evaluators
+        self.trains_alone = contract.trains_alone and not self.is_evaluator
         with closing(Journal(self.folder, read_only=True)) as journal:
             self._moments: Moments | None = journal.get_fact(SCALING, Moments)  # None: the server has not sent them
         self.experiment = self._build_experiment()
@@ -98,6 +101,10 @@ class SiteRuntime:
             raise RunError(
                 f"{self.folder}: this site left federation {contract.name!r} {after}; take part in one of another name"
             )
+        self._journal.trains = not self.is_evaluator
+        if self.is_evaluator and not self.experiment.nets.complete:
+            raise ConfigError(f"{settings.source}: 'sites.evaluators' need a shared model of which sites send all tensors")
+        self._check_sum_sites(check_only)
         self._baseline = None if check_only else self._make_baseline()
         self._declined = set[str]()  # reasons for declined orders since the last accepted order: each is recorded once
         # only the names and shapes of the first state are used, which are public
@@ -112,11 +119,13 @@ class SiteRuntime:
         if self.is_masked and not check_only:
             if startup is None:
                 raise RunError(f"{settings.source}: a secure sum needs the site's kit, which holds the signing key")
-            self._sums = SiteSums(self._journal, self.site, names, contract.binding, startup)
+            self._sums = SiteSums(self._journal, self.site, contract.sites.trainers, contract.binding, startup)
         self._repeats = Counter[tuple[str, int, int]]()  # how often each answer was sent again
         self._trackers: list[Tracker] = []
         self._client: Client | None = None
         self._at: Place | None = None  # the last phase that the client in memory did; None: no phase
+        if check_only and self.is_evaluator:
+            return
         if check_only:
             check_first_replies(self.experiment, self.site, names, settings.source)
             return
@@ -147,6 +156,18 @@ class SiteRuntime:
         """Train the network of `sites.baseline` in the rounds that the site has done. end: only in the rounds before it."""
         if self._baseline is not None:
             self._baseline.train(self._journal.list_rounds(end))
+
+    def _check_sum_sites(self, check_only: bool) -> None:
+        """Raise RunError where masked sums would go on with other sites: the difference of two sums would be an update."""
+        known, sites = self._journal.get_fact("sum sites"), sorted(self._contract.sites.trainers)
+        if self.is_masked and known not in (None, sites) and self._journal.is_begun():
+            raise RunError(
+                f"{self.folder}: the masked sums of this federation were of {', '.join(known)}, and the contract has "
+                f"{', '.join(sites)}: the difference of two sums is nearly the update of one site; begin a federation of "
+                "another name"
+            )
+        if self.is_masked and not check_only:
+            self._journal.set_fact("sum sites", sites)
 
     def _open_journal(self, check_only: bool) -> SiteJournal:
         experiment, contract = self.experiment, self._contract
@@ -181,6 +202,8 @@ class SiteRuntime:
     def list_leaves(self) -> dict[str, dict[str, tuple[str, list[int]]]]:
         """Return all tensors that may leave this site: name of the phase -> name of the tensor -> (dtype, shape)."""
         algorithm = self.experiment.algorithm
+        if self.is_evaluator:
+            return {}
         return list_masked_leaves(algorithm, self._public) if self.is_masked else self.experiment.list_leaves()
 
     def carry_out(self, content: bytes) -> bytes:
@@ -199,9 +222,10 @@ class SiteRuntime:
             self.say(f"{order.round_name}: repeated order, the first answer is sent again")
             record_sent(self._journal, *read_answer(known_reply), known_reply, SERVER)
             return known_reply
-        if self.has_left or (order.kind == WORK and order.phase == 0 and self._is_to_leave()):
+        if self.has_left or (order.phase == 0 and (order.kind == WORK or self.is_evaluator) and self._is_to_leave()):
             return self._leave(order)
         try:
+            self._check_role(order)
             moments = self._check_scaling(order, inbox)
             if self._journal.begin(order, digest):
                 self._client = None
@@ -311,6 +335,13 @@ class SiteRuntime:
             record_sent(self._journal, *read_answer(sent_content), sent_content, receiver)
         return messages
 
+    def _check_role(self, order: Order) -> None:
+        """Raise Declined where the contract gives this site no such order."""
+        if self.is_evaluator and order.kind == WORK:
+            raise Declined(NO_TRAINING)
+        if not self._contract.sites.takes_part(self.site, order.round):
+            raise Declined(NOT_JOINED)
+
     def _check_scaling(self, order: Order, inbox: Message) -> Moments | None:
         """Return the scaling in an order; None where the order needs none.
 
@@ -375,6 +406,9 @@ class SiteRuntime:
         """Write the site's scores after a round to its disk, and return those that the site shares."""
         client = self._restore_client((order.round + 1, 0))
         evaluations = tuple(self.experiment.list_evaluations(self.site))
+        if self.is_evaluator:
+            evaluations = (EvalSpec("meme", "test", "global", self.site, "test"),)
+            client.data = {"test": self._collect_rows()}
         if any(spec.model == COPY for spec in evaluations):
             self._restore_sent_meme(client, order)
         scores: dict[EvalSpec, Score] = {}
@@ -391,7 +425,7 @@ class SiteRuntime:
         logs: tuple[Observer, ...] = (Metrics(self.folder), *self._trackers)
         for log in logs:
             log(Evaluated(order.round + 1, {}, (*scores.values(), *alone)))
-        if self.experiment.config.records.keep_best:
+        if self.experiment.config.records.keep_best and not self.is_evaluator:
             self._keep_best(client, evaluations, tuple(scores.values()), inbox, order.round)
         self._write_summary(order.round + 1)
         shared = (*select_metrics(client, scores), *shared_alone)
@@ -409,6 +443,12 @@ class SiteRuntime:
         if shared:
             merit = best.compute_merit([s for s in scores if s.model == "global"], "validation", by, metric)
             best.save_if_better(server_folder(self.folder), lambda: shared, merit, round + 1, keep)
+
+    def _collect_rows(self) -> Data:
+        """Return all rows of a site that only evaluates: each row once, whatever its split is."""
+        data, shares = self.experiment.data, self.experiment.data.clients[self.site]
+        parts = (shares.private, shares.validation, shares.holdout, shares.public, shares.test, data.test)
+        return merge_rows([rows for rows in parts if isinstance(rows, Rows) and len(rows)]).to(self.experiment.device)
 
     def _restore_sent_meme(self, client: Client, order: Order) -> None:
         """Load the meme's tensors that the client sent: scores are of the trained meme, which no state file holds."""
@@ -431,7 +471,7 @@ class SiteRuntime:
 
     def _restore_client(self, at: Place) -> Client:
         """Return the client with its state before a phase."""
-        place = self._journal.find_before(at)
+        place = None if self.is_evaluator else self._journal.find_before(at)
         if self._client is None or self._at != place:
             self._client = guarantee.protect(self.experiment.build_client(self.site), self._budget, self._state)
             if place is not None:

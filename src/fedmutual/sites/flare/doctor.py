@@ -71,6 +71,7 @@ def run_checks(
         with plugins.use_rule(site.code if site else make_server_rule(modules, [file])):
             agreed = read_contract(file)
         yield Check(OK, f"federation {agreed.name!r}: {', '.join(agreed.sites.names)}; {agreed.config.algorithm['name']}")
+        yield from (Check(KNOW, sentence) for sentence in agreed.sites.describe_roles())
     except UserError as problem:
         yield Check(WRONG, str(problem))
     yield from [_check_port(kit)] if kit.kind == "server" else check_connection(kit)

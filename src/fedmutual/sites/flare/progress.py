@@ -82,6 +82,8 @@ class Progress(BaseModel):
     contract: Text = ""
     sites: tuple[Text, ...]
     within: tuple[Text, ...] = Field(default=(), alias="in")
+    evaluators: tuple[Text, ...] = ()
+    joins: dict[Text, _Count] = {}  # as in the contract
     late: tuple[Text, ...] = ()  # connected sites that missed a deadline and have sent nothing since
     outside: tuple[Text, ...] = ()  # connected sites that are not in the job, which is restarted for them
     scores: Text = ""
@@ -115,6 +117,8 @@ class ProgressFile:
             rounds=contract.config.rounds,
             contract=contract.imprint,
             sites=contract.sites.names,
+            evaluators=contract.sites.evaluators,
+            joins=contract.sites.joins,
             limits={"quorum": contract.quorum, "wait": contract.sites.wait, "retries": contract.sites.retries},
             began=time.time(),
         ).model_dump(mode="json", by_alias=True)

@@ -161,9 +161,10 @@ class Watch(FLComponent):  # type: ignore[misc]
         pause = 0.0 if is_planned else min(_FIRST * 2 ** min(tries, 10), _LONGEST)
         now = time.monotonic()
         due = self._due.setdefault(folder.name, now + pause)
-        sites = set(state["sites"]) - read_gone(folder).keys()
+        awaited = [i for i in state["sites"] if state["joins"].get(i, 1) <= state["round"] + 1]
+        sites = set(awaited) - read_gone(folder).keys()
         is_complete = sites <= set(alive) or now > due + limits["wait"]
-        if now < due or not is_complete or len(sites & set(alive)) < limits["quorum"]:
+        if now < due or not is_complete or len(sites & set(alive) - {*state["evaluators"]}) < limits["quorum"]:
             return
         change_progress(folder)  # a file that cannot be written is noticed before FLARE can start the new job
         meta = manager.clone(job.job_id, {k: v for k, v in job.meta.items() if k not in _KEYS_OF_ONE_JOB}, fl_ctx)
