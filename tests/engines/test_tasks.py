@@ -53,13 +53,14 @@ def test_stacked_clients_learn_a_task_as_single_clients_do(task):
     assert np.isfinite(scores[scores["metric"] == plain.task().metric.name]["value"]).all()
 
 
+OF_CLASSES = ("fedkd", "fedproto", "fedtgp", "feddf", "fedh2l", "fd", "fedgh", "fedapen", "kt-pfl")
 PUBLIC = {"split.public": 0.3}
 NEEDS = {"aggregate": PUBLIC, "feddf": PUBLIC} | dict.fromkeys(("fedh2l", "fedmd"), PUBLIC | {"algorithm.public_batch": 4})
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_algorithm_learns_survival_or_says_why(method):
-    sentences = dict.fromkeys(("fedkd", "fedproto", "fedtgp", "feddf", "fedh2l"), "task with classes")
+    sentences = dict.fromkeys(OF_CLASSES, "task with classes")
     sentences["centralised"] = "pools one data set"
     if method in sentences:
         with pytest.raises(fedmutual.UserError, match=sentences[method]):

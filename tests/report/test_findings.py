@@ -241,7 +241,7 @@ PROSE = [
         "one_seed",
         {"source": "sites"},
         "There is only one seed: intervals over clients show how clients differ, not the result of another seed; "
-        "submitting the federation with another seed and another name gives more.",
+        "submitting the federation under another name with sites.seeds = 3 gives more.",
     ),
     (
         "unequal_steps",

@@ -42,7 +42,7 @@ def test_two_federations_tell_whether_joining_pays(tmp_path, cli):
     sentences = list_findings([joined])
     fix = "submit the federation once more with the algorithm independent and another name, and report on both results."
     assert sentences[0].endswith(fix)
-    assert "submitting the federation with another seed and another name gives more" in sentences[-1]
+    assert "submitting the federation under another name with sites.seeds = 3 gives more" in sentences[-1]
 
     sentences = " ".join(list_findings([joined, alone]))
     assert "local-only (95 % interval" in sentences

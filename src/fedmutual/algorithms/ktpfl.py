@@ -54,7 +54,7 @@ class KTpFL(Independent):
         above_zero("kt_temperature", self.kt_temperature)
         within("kt_penalty", self.kt_penalty, 0, float("inf"))
         if get_target_kind(self.task) != "classes":
-            raise ValueError("ktpfl mixes posteriors over classes, so training.task must be a task with classes")
+            raise ValueError("kt-pfl mixes posteriors over classes, so training.task must be a task with classes")
 
     def algorithm(self) -> Algorithm:
         """Return the phases of a round: tell posteriors, match the mixture, train on private rows."""

@@ -211,7 +211,7 @@ def explain_no_local(comparison: RunComparison) -> str:
     first = (*comparison.federated, *comparison.methods)[0].algorithm
     fix = f"`fedmutual compare FILE.toml --methods {first},{LOCAL_ONLY}` makes it"
     if comparison.at_sites:
-        fix = "submit the federation under another name with `sites.baseline = true`"
+        fix = "submit the federation under another name with `sites.baseline = true`, at sites that disclose scores"
     return f"local-only training ({LOCAL_ONLY}) is not among these runs; {fix}"
 
 

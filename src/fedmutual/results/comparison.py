@@ -339,9 +339,9 @@ def _select_distinctive_settings(variant: Variant, beside: Sequence[Variant]) ->
 
 def _describe_undisclosed(runs: Sequence[RunFacts]) -> Iterator[str]:
     """Yield which real sites disclose no gain, to a reader of the results of the server."""
-    at_sites = [run for run in runs if run.partition.kind == "sites" and run.evaluations]
+    alone = [run for run in runs if run.partition.kind == "sites" and not run.role.federates]
     hidden = sorted(
-        {i for run in at_sites for i in run.environment.clients if i not in {row.client for row in run.last_rows}}
+        {i for run in alone for i in run.environment.clients} - {row.client for run in alone for row in run.last_rows}
     )
     if hidden:
         yield (
