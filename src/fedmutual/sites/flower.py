@@ -54,7 +54,7 @@ class GridTransport:
         new = [node for node in present if node not in self._names]
         self._names |= dict.fromkeys(new, "")
         self._asked |= self._push(dict.fromkeys(new, b""), _NAME, self._deadline)
-        self._names |= {node: name.decode() for node, name in self._pull(self._asked)}
+        self._names |= {node: name.decode(errors="replace") for node, name in self._pull(self._asked)}
         return {self._names[node]: node for node in reversed(present) if self._names[node] in self._sites}
 
     def _push(self, contents: Mapping[int, bytes], kind: str, deadline: float) -> dict[str, int]:
