@@ -12,8 +12,9 @@ from fedmutual.sites import leaving, monitor
 from fedmutual.sites.flare.controller import find_left
 from fedmutual.sites.flare.progress import read_last_seen, write_connected
 from fedmutual.sites.journal import FILE, OLD_LEDGER
-from fedmutual.sites.leaving import Leave, close_state, has_left, read_leave, write_leave
+from fedmutual.sites.leaving import Leave, close_state, has_answered, has_left, read_leave, write_leave
 from fedmutual.sites.ledger import read_ledger
+from fedmutual.sites.protocol import LEAVES, read_answer
 from fedmutual.sites.server_journal import LEFT, read_gone
 from loopback import JOBS, LEAD, loopback
 from wards import COMMON, MLPS, Federation, same
@@ -65,7 +66,11 @@ def test_the_ledger_is_closed_and_the_state_wiped(left):
     assert (lines[-1]["round"], lines[-1]["told"]) == (3, {"problem": "it leaves the federation"})
     _, order, answer = next(entry for entry in federation.transport.answers[::-1] if entry[0] == "west")
     assert runtime.carry_out(order) == answer  # a lost answer is given again
+    _, earlier, _ = next(entry for entry in federation.transport.answers if entry[0] == "west")
+    assert read_answer(runtime.carry_out(earlier))[0].problem == LEAVES  # the first answer is not given again
     assert federation.ledger("west") == lines
+    assert [has_answered(state, run) for run in ("wards", "others")] == [True, False]  # also before the server is told
+    assert not has_left(state, ["wards"])
     with pytest.raises(RunError, match=r"this site left federation 'wards' after round 2; take part in one of another name"):
         federation.start("west")
     runtime.note_told()

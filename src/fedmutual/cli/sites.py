@@ -199,38 +199,41 @@ def leave(
     The site answers the server's next order with its last message, closes its ledger, and ends. The shared model keeps what
     it has learned from the site. The state can be wiped but for ledgers: of what left the site, and of its privacy budget.
     """
-    from fedmutual.config import read_tables
     from fedmutual.rundir.file_names import SUMMARY
     from fedmutual.rundir.folder import is_locked
     from fedmutual.sites import leaving
-    from fedmutual.sites.consent import list_runs
+    from fedmutual.sites.contract import read_contract
     from fedmutual.sites.flare.doctor import check_owner
     from fedmutual.sites.flare.kits import FEDERATION, open_kit
     from fedmutual.sites.site_settings import read_site_file
+    from fedmutual.user_code import plugins
 
     if state not in ("keep", "wipe"):
         exit_with_error(f"--state: keep or wipe, not {state!r}", Code.BAD_INPUT)
     site_kit, site_config = open_kit(kit, "site"), read_site_file(config)
     check_owner(site_kit, site_config)
-    tables = read_tables(contract or site_kit.folder / FEDERATION)
-    folder, names = site_config.state, tuple(name for name, _ in list_runs(str(tables["name"]), tables))
+    with plugins.use_rule(site_config.code):
+        agreed = read_contract(contract or site_kit.folder / FEDERATION)
+    folder, names = site_config.state, tuple(run.name for run in agreed.list_runs())
     if not any((folder / name).exists() for name in names):
-        exit_with_error(f"{folder}: has no state of federation {tables['name']!r}; nothing to leave", Code.BAD_INPUT)
+        exit_with_error(f"{folder}: has no state of federation {agreed.name!r}; nothing to leave", Code.BAD_INPUT)
     is_told = leaving.has_left(folder, names) or all((folder / name / SUMMARY).exists() for name in names)  # all is done
+    if not is_told and not is_locked(folder):  # killed after the last message, the site cannot start again to send it
+        is_told = any(leaving.has_answered(folder, name) for name in names)
     leaving.write_leave(folder, leaving.Leave(runs=names, wipe=state == "wipe", is_told=is_told))
     if not is_told and not is_locked(folder):
         exit_with_error("the site's process does not run; start it, and the site leaves at the next order", Code.BAD_INPUT)
     if not is_told:
         print_text("the site leaves at the server's next order; Ctrl-C ends only this display")
-    if tables.get("server", {}).get("sum") == "masked":
+    if agreed.is_masked:
         print_warning("the server can compare the last sum with this site and the next, as when a site is absent")
     while is_locked(folder):
         time.sleep(0.5)
     if not leaving.has_left(folder, names):
-        exit_with_error("the site's process ended before the server knew; start it, and the site leaves", Code.BAD_INPUT)
+        exit_with_error("the site's process ended before the server knew; give `fedmutual leave` again", Code.BAD_INPUT)
     leaving.close_state(folder)
     kept = "ledgers are" if state == "wipe" else "state is"
-    print_text(f"this site has left federation {tables['name']!r}; its {kept} kept in {folder}", soft_wrap=True)
+    print_text(f"this site has left federation {agreed.name!r}; its {kept} kept in {folder}", soft_wrap=True)
 
 
 def ledger(

@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Collection
+from contextlib import closing
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -19,7 +20,7 @@ from fedmutual.files import FORMAT, read_json, write_bytes, write_json
 from fedmutual.rundir.file_names import LOCK
 from fedmutual.rundir.folder import lock_folder
 from fedmutual.rundir.record_files import check_record
-from fedmutual.sites.journal import FILE, OLD_LEDGER
+from fedmutual.sites.journal import FILE, OLD_LEDGER, Journal
 from fedmutual.sites.ledger import read_ledger
 from fedmutual.sites.schema import WORK_FOLDER
 
@@ -51,6 +52,12 @@ def has_left(state: Path, runs: Collection[str]) -> bool:
     """Return whether a site has left the federation of these runs. Raises RunError as `read_leave`."""
     leave = read_leave(state)
     return leave is not None and leave.is_told and not set(leave.runs).isdisjoint(runs)
+
+
+def has_answered(state: Path, run: str) -> bool:
+    """Return whether the site's last message of a run is in its journal. Raises RunError where the journal is damaged."""
+    with closing(Journal(state / run, read_only=True)) as journal:
+        return journal.get_fact("left", int) is not None
 
 
 def close_state(state: Path) -> None:

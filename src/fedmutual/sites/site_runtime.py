@@ -214,6 +214,8 @@ class SiteRuntime:
             RunError: the journal cannot be read or written; then nothing is sent.
         """
         order, inbox = read_order(content, self._limit)
+        if self.has_left:  # also to an earlier order: its answer again would be a line in a closed ledger
+            return self._leave(order)
         digest = digest_order(order, inbox)
         known_reply, before = self._journal.find_answer(order, digest), self._journal.begun
         if known_reply is not None or (before is not None and before[2] == digest):  # answered, or begun and failed
@@ -222,7 +224,7 @@ class SiteRuntime:
             self.say(f"{order.round_name}: repeated order, the first answer is sent again")
             record_sent(self._journal, *read_answer(known_reply), known_reply, SERVER)
             return known_reply
-        if self.has_left or (order.phase == 0 and (order.kind == WORK or self.is_evaluator) and self._is_to_leave()):
+        if order.phase == 0 and (order.kind == WORK or self.is_evaluator) and self._is_to_leave():
             return self._leave(order)
         try:
             self._check_role(order)
