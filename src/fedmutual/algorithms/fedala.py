@@ -1,4 +1,4 @@
-"""FedALA: before it trains, each client mixes the received model and its own last one, weight by weight, as its data ask.
+"""FedALA: before it trains, each client mixes the received model and its own last one, with a learned share for each weight.
 
 Zhang et al., FedALA: Adaptive Local Aggregation for Personalized Federated Learning, 2023,
 https://arxiv.org/abs/2212.01197, Algorithm 1. W are the shares of the received weights, one for each weight, in [0, 1].

@@ -75,7 +75,7 @@ Tune = Annotated[
     ),
 ]
 Seeds = Annotated[int, typer.Option(min=1, help="Seeds, from the configured one upwards.")]
-Runs = Annotated[int, typer.Option(min=1, help="The most runs of coalitions; a plan that needs more is refused.")]
+Runs = Annotated[int, typer.Option(min=1, help="The maximum number of runs; if more are needed, none is trained.")]
 Jobs = Annotated[
     int | None,
     typer.Option(min=1, help="Runs that are trained side by side; unset, one for each core where that is faster."),

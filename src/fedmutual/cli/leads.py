@@ -217,7 +217,7 @@ def flower_app(
         print_text(f"{write_flower_app(contract, out_folder)}: start this app with `flwr run`", soft_wrap=True)
     names = contract.sites.names
     print_text(f"each SuperNode names its site: --node-config 'site=\"{names[0]}\"'", soft_wrap=True)
-    print_text(f"simulated SuperNodes are the sites in their sequence; there are {len(names)}", soft_wrap=True)
+    print_text(f"a simulation has {len(names)} SuperNodes, the sites in the sequence {', '.join(names)}", soft_wrap=True)
     _print_preparation("flower")
 
 

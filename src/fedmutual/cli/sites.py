@@ -194,10 +194,10 @@ def leave(
     ],
     contract: AgreedContract = None,
 ) -> None:
-    """Leave a federation for good and in good order; the other sites go on.
+    """Leave a federation permanently; the other sites continue.
 
     The site answers the server's next order with its last message, closes its ledger, and ends. The shared model keeps what
-    it has learned from the site. The state can be wiped but for ledgers: of what left the site, and of its privacy budget.
+    it has learned from the site. With --state wipe only two ledgers stay: of what left the site, and of its privacy budget.
     """
     from fedmutual.rundir.file_names import SUMMARY
     from fedmutual.rundir.folder import is_locked

@@ -153,11 +153,11 @@ def worth(
     ],
     seeds: Seeds = 3,
     left_out: Annotated[
-        bool, typer.Option("--left-out", help="Only leave each participant out of all: fewer runs, no Shapley values.")
+        bool, typer.Option("--left-out", help="Leave out one participant at a time: fewer runs, no Shapley values.")
     ] = False,
     runs: Runs = MOST_COALITION_RUNS,
     precision: Annotated[
-        float, typer.Option(min=0, help="Of more than 6 participants: stop when half of every interval is at most this.")
+        float, typer.Option(min=0, help="For more than 6 participants: stop when half of each interval is at most this.")
     ] = 0.01,
     jobs: Jobs = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON, for scripts.")] = False,

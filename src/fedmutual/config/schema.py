@@ -489,7 +489,7 @@ class Config(Section):
     rounds: keys.Count = key(20, lead_may_change=True)
     """the number of exchanges between the server and the clients"""
     participants: keys.Participants | None = key()
-    """the ids of the clients that take part; the rows of each are as if all did; unset, all of them"""
+    """the ids of the clients that take part; unset, all clients; a client has the same rows as if all took part"""
     data: DataConfig = DataConfig()
     partition: PartitionConfig = PartitionConfig()
     split: SplitConfig = SplitConfig()

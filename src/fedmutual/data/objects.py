@@ -274,7 +274,7 @@ def make_memory_source(train: Any, test: Any, label: Label, place: str, config: 
     places = [f"train of {place}", f"test of {place}"][: 1 if test is None else 2]
     rows = [_split_table(one, label, name) for one, name in zip((train, test), places, strict=False)]
     if len({is_frame(x) for x, _ in rows}) > 1:
-        raise DataError(f"{place}: of train and test one is a DataFrame; give both in one form")
+        raise DataError(f"{place}: only one of train and test is a DataFrame; give two DataFrames, or two pairs (x, y)")
     if is_frame(rows[0][0]):
         return _read_frames(rows, place, label, config)
     arrays: dict[str, Any] = {}

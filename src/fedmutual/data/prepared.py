@@ -234,7 +234,7 @@ def _make_table(source: Source, targets: Index | Targets, columns: tuple[str, ..
     if (numbers < 0).any():  # only with data.unlabelled
         if UNLABELLED in columns:
             fix = f'rename it: data.labels = {{ "{UNLABELLED}" = "another name" }}'
-            raise DataError(f"{source.place}: the class {UNLABELLED!r} is called as rows without a label are; {fix}")
+            raise DataError(f"{source.place}: the class {UNLABELLED!r} has the name that marks rows without a label; {fix}")
         numbers, columns = np.where(numbers < 0, len(columns), numbers), (*columns, UNLABELLED)
     bases = [part.bases for part in source.parts if part.bases is not None]
     return Table(

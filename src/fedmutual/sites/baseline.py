@@ -1,8 +1,8 @@
 """The baseline of a site: its personal network, trained at the site alone on the minibatches of the federation's rounds.
 
-It is local-only training as `compare` runs it, with equal bits. Nothing of it leaves the site but the scores that
-`share.metrics` discloses, and the server has no part in it: a site trains a round alone after it has answered, and again
-after a crash.
+The result is bit-identical to local-only training by `compare`. Only the scores that `share.metrics` discloses leave the
+site, and the server has no part in this training. A site trains a round alone after it has answered, and again after a
+crash.
 """
 
 from collections.abc import Iterable
@@ -57,7 +57,7 @@ class Baseline:
         return self._client
 
     def train(self, rounds: Iterable[int]) -> None:
-        """Train the given rounds that are not trained yet. rounds: ascending, from 0.
+        """Train the rounds that are not trained yet. rounds: ascending, from 0.
 
         An error ends the baseline, not the federation: its reason is for the operator alone.
         """

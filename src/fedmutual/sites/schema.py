@@ -81,7 +81,7 @@ class ServerTable(ServerConfig):
 
 @dataclass(frozen=True)
 class InputTable:
-    """An input of an example, as networks get it: its shape, the type of its numbers, and the least and the greatest."""
+    """An input of an example, as networks get it: the shape, the type, and the smallest and the largest value."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
     shape: Sides
@@ -90,7 +90,7 @@ class InputTable:
 
     @property
     def has_valid_range(self) -> bool:
-        """Return whether the range is the least and the greatest of two numbers of the type, or is not set."""
+        """Return whether the range is two numbers of the type in ascending order, or is not set."""
         low, high = self.range or (0.0, 0.0)
         most = {"float32": torch.finfo(torch.float32).max, "int64": 2.0**53, "bool": 1.0}[self.dtype]
         is_number = self.dtype == "float32" or (low.is_integer() and high.is_integer())
@@ -117,9 +117,11 @@ class SitesTable(Section):
         ("lead@example.org",), "the email addresses of the leads, who may submit and stop federations; each lead gets a kit"
     )
     input: Annotated[Sides, Field(min_length=1)] | Annotated[dict[str, InputTable], Field(min_length=1)] = Field(
-        description="the shape of one example: [channels, height, width], or [features]; of ids and of several inputs a "
-        'table by name, as { ids = { shape = [16], dtype = "int64", range = [0, 999] }, table = { shape = [5] } }; of one '
-        "array its name is x; networks without data are tried on both ends of `range`"
+        description="the shape of one example: [channels, height, width], or [features]. Ids, and examples with several "
+        "inputs, need a table with the name, the shape and the type of each input: "
+        '{ ids = { shape = [16], dtype = "int64", range = [0, 999] }, table = { shape = [5] } }; an example of one array '
+        "has the input x. `range` is the smallest and the largest value; the server, which has no data, tries networks with "
+        "both values"
     )
     columns: Names | None = key(
         None, "tables: the names of the feature columns in their order; the file of every site must have these columns"
@@ -159,11 +161,13 @@ class SitesTable(Section):
     )
     baseline: bool = key(
         True,
-        "whether each site also trains its personal network alone, on the same minibatches: the result is the gain of each "
-        "site; nothing of this network leaves but the scores that `share.metrics` discloses",
+        "whether each site also trains its personal network alone, on the same minibatches, which shows the gain of each "
+        "site; of this network only the scores that `share.metrics` discloses leave the site",
     )
     seeds: Count = key(
-        1, "one `submit` trains the federation with so many seeds, from `seed` upwards, as NAME-seed0, NAME-seed1, ..."
+        1,
+        "the number of seeds, from `seed` upwards, with which one `submit` trains the federation, as NAME-seed0, "
+        "NAME-seed1, ...",
     )
     public: PathSetting | None = key(
         None,
@@ -272,7 +276,7 @@ class LimitsTable(Section):
 
 
 class SiteRecords(Section):
-    """What a site writes of its own scores, whether it shares them or not. Nothing of it leaves the site for others."""
+    """The records of a site's scores, shared or not. No other participant gets these records."""
 
     best_by: Literal["holdout", "validation"] | None = key(
         None,
@@ -283,7 +287,7 @@ class SiteRecords(Section):
     )
     tensorboard: bool = key(False, "also write the site's scores for TensorBoard (the extra `tensorboard`)")
     trackers: list[Literal["mlflow", "wandb"]] = key(
-        [], "also log the site's scores to MLflow or Weights & Biases (the extras `mlflow` and `wandb`), without any file"
+        [], "also log the site's scores to MLflow or Weights & Biases (the extras `mlflow` and `wandb`); no file is sent"
     )
 
 

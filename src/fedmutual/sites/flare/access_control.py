@@ -206,10 +206,11 @@ def remove_error_text(reply: Any) -> Any:
 
 
 def change_job_command(command: str) -> str:
-    """Return FLARE's command of a job with options that isolate Python, and with a main module that watches this process.
+    """Return the command that starts a job's process, with fedmutual's main module and with options that isolate Python.
 
-    FLARE's check of the parent does not end a job in the middle of its work, or one whose reports to the parent fail.
-    Raises RuntimeError where the command has another form; the job is not started.
+    command: as FLARE makes it. The main module ends the job's process when this process ends. FLARE's own check does so
+    neither during training nor when reports to this process fail. Raises RuntimeError where the command has another form;
+    the job is then not started.
     """
     python, module, rest = command.partition(" -m ")
     if python != sys.executable or not module:
