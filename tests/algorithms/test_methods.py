@@ -478,6 +478,21 @@ def test_three_rounds_of_fd():
         assert np.abs(weight(one.nets["personal"]) - w[one.id]).max() < 1e-6  # means cross as float32
 
 
+def test_fd_teaches_no_client_by_its_own_posteriors():
+    """A client that was absent learns from those that replied, and a client without others from none."""
+    phase = FD()
+
+    def reply(share, weight=1):
+        return {PROTOTYPES: torch.tensor([[share, 1 - share], [1 - share, share]]), EXAMPLES: torch.tensor([weight] * 2)}
+
+    state = phase.receive(phase.begins(layer(SHARED), 2), {"0": reply(0.9), "1": reply(0.5), "2": reply(0.7, 10**6)}, None)
+    assert phase.send(state, "0", None)[PROTOTYPES][0, 0].item() == pytest.approx(0.6), "each client counts once"
+    state = phase.receive(state, {"1": reply(0.2), "2": reply(0.2)}, None)
+    assert phase.send(state, "0", None)[PROTOTYPES][0, 0].item() == pytest.approx(0.2)
+    state = phase.receive(state, {"0": reply(0.9)}, None)
+    assert phase.send(state, "0", None)[EXAMPLES].tolist() == [0, 0]
+
+
 def test_two_rounds_of_fedgh():
     """Each client begins with the server's last layer, which takes a step on the means of all clients' classes."""
     phase = FedGH(head_lr=0.4, **ONE)

@@ -82,7 +82,7 @@ class ClassMeans(Independent):
         if not replies:
             return server
         ordered = [replies[i] for i in sorted(replies)]
-        counts = torch.stack([r[EXAMPLES] for r in ordered])  # [K, C]
+        counts = torch.stack([r[EXAMPLES] for r in ordered]).clamp(0, None if self.weighs else 1)  # [K, C]
         total = (torch.stack([r[PROTOTYPES] for r in ordered]).double() * counts.unsqueeze(-1)).sum(0)
         merged = total / counts.sum(0).clamp(min=1).unsqueeze(1)
         return {**server, PROTOTYPES: merged.float(), EXAMPLES: counts.sum(0)}

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+
 from fedmutual.algorithms.class_means import EXAMPLES, PROTOTYPES, ClassMeans
 from fedmutual.algorithms.peers import NO_POSTERIORS, PEER, are_posteriors
 from fedmutual.core import At, Batch, Client, Message, Net, Setting, Unusable, setting, within
@@ -53,8 +55,11 @@ class FD(ClassMeans):
         sent = {i: reply[PROTOTYPES][reply[EXAMPLES] > 0] for i, reply in replies.items()}
         if flaws := {i: NO_POSTERIORS for i, means in sent.items() if not are_posteriors(means)}:
             raise Unusable(flaws)
-        means = super().receive(server, replies, at)
-        for i in replies if len(replies) > 1 else ():
-            others = super().receive(server, {j: reply for j, reply in replies.items() if j != i}, at)
-            means |= {f"{i}{PEER}{k}": others[k] for k in (PROTOTYPES, EXAMPLES)}
+        if not replies:
+            return server
+        none = {k: torch.zeros_like(server[k]) for k in (PROTOTYPES, EXAMPLES)}
+        means = super().receive({k: v for k, v in server.items() if PEER not in k}, replies, at)
+        for i in replies:
+            others = super().receive(none, {j: reply for j, reply in replies.items() if j != i}, at)
+            means |= {f"{i}{PEER}{k}": others[k] for k in none}
         return means
