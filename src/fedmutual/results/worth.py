@@ -44,7 +44,7 @@ def compute_shapley(scores: Scores, one: str, others: Sequence[str]) -> dict[str
 
 
 def compute_overlap(scores: Scores, one: str, pair: Pair, rest: Sequence[str]) -> float:
-    """Return how much more two others add to `one` together than each by itself; below 0, they give the same.
+    """Return how much more two others add to `one` together than the sum of what each adds; below 0 if they give the same.
 
     This is the Shapley interaction index (Grabisch & Roubens, An axiomatic approach to the concept of interaction among
     players in cooperative games, 1999, https://doi.org/10.1007/s001820050125). rest: the participants beside `one` and the
@@ -179,7 +179,7 @@ class Worth:
 
     @cached_property
     def overlaps(self) -> dict[Pair, Estimate]:
-        """Two participants -> how much more both add to one of the others than each by itself; needs all coalitions."""
+        """Two participants -> how much more both add to one of the others than the sum of what each adds."""
         numbers: dict[Pair, dict[int, float]] = {}
         for pair in itertools.combinations(self.participants, 2):
             others = [i for i in self.participants if i not in pair]
