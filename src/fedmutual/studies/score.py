@@ -119,7 +119,10 @@ def _score_groups(
         is_member = torch.from_numpy(groups == name)
         parts = [rows for rows in (is_member.nonzero()[:, 0], (~is_member).nonzero()[:, 0]) if len(rows)]
         scores = [task.score(outputs[rows], targets[rows]) for rows in parts]
-        values, counts = [s[metric.name] for s in scores], [s.get("examples", 0) for s in scores]
+        values, counts = (
+            [s[metric.name] for s in scores],
+            [s.get("examples", len(rows)) for s, rows in zip(scores, parts, strict=True)],
+        )
         difference, interval = None, None
         if len(parts) == 2 and None not in values:
             difference = values[0] - values[1]
