@@ -31,7 +31,7 @@ from fedmutual.algorithms.class_means import EXAMPLES, PROTOTYPES
 from fedmutual.algorithms.fedprox import compute_proximal
 from fedmutual.algorithms.ktpfl import KTpFL, move_coefficients
 from fedmutual.algorithms.peers import make_agreed_state, make_proxy_state
-from fedmutual.core import At, Bench, Client, Net, Schedule
+from fedmutual.core import At, Bench, Client, Net, Recipe, Schedule
 from fedmutual.engines.base import participate
 from toy import Rows, federation
 
@@ -395,6 +395,16 @@ def test_three_rounds_of_fedala():
         assert np.abs(state[f"{k}.weight"].numpy() - layer).max() < 1e-12
         for one in ours:
             assert np.abs(weight(one.nets["personal"][k]) - own[one.id][k]).max() < 1e-12
+
+
+@pytest.mark.parametrize(("accumulate", "marks"), [(1, "..o..o..o"), (2, "....oo....oo")])
+def test_no_step_of_pfedme_is_of_both_models(accumulate, marks):
+    phase = PFedMe(inner_steps=2, **ONE | {"batch_size": 1})
+    (client,) = clients(phase.algorithm(), ids=("0",))
+    client.recipe = Recipe(accumulate=accumulate)
+    rows = len(client.data["private"])
+    assert rows == 3
+    assert "".join(".o"[len(batch) > 2] for batch in phase.batches(client, {}, At(0, 0, 1))) == marks
 
 
 def test_two_rounds_of_pfedme():

@@ -6,6 +6,7 @@ w is a client's copy of the shared model, theta its personal model.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import cycle, islice
 from typing import ClassVar
 
 from fedmutual.algorithms.fedavg import FedAvg
@@ -18,9 +19,10 @@ from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Setting, 
 class PFedMe(FedAvg):
     """FedAvg of copies that move towards each client's personal model, which fits its data near the copy.
 
-    For each batch, K steps of theta along the gradient of f(theta) + moreau_lam / 2 |theta - w|^2, and then
-    w = w - outer_rate moreau_lam (w - theta), by plain SGD. Both models begin a round as received. The server moves its
-    model by `server_step` of the way to the mean of the copies.
+    For each batch, K steps of theta along the gradient of f(theta) + moreau_lam / 2 |theta - w|^2, and then one of w. With
+    plain SGD (optimizer.momentum = 0), as published, that is w = w - outer_rate moreau_lam (w - theta); momentum makes it
+    longer, and Adam ignores both factors. Both models begin a round as received. The server moves its model by
+    `server_step` of the way to the mean of the copies.
     """
 
     moreau_lam: Setting = setting(
@@ -51,10 +53,15 @@ class PFedMe(FedAvg):
         return {"lam": at.value(self.moreau_lam), "outer": at.value(self.outer_rate / rate if rate else 0.0)}
 
     def batches(self, client: Client, inbox: Message, at: At) -> Iterable[Batch]:
-        """Yield each of FedAvg's batches K times, and once more with a third tensor, which marks the step of w."""
-        for batch in super().batches(client, inbox, at):
-            yield from [batch] * self.inner_steps
-            yield *batch, batch[1].new_ones(())
+        """Yield the batches of each step of FedAvg K times, and once more with a third tensor, which marks the step of w.
+
+        With training.accumulate a step has several batches; if too few are left, they count again.
+        """
+        remaining, size = iter(super().batches(client, inbox, at)), client.recipe.accumulate
+        while left := list(islice(remaining, size)):
+            together = list(islice(cycle(left), size))
+            yield from together * self.inner_steps
+            yield from ((*batch, batch[1].new_ones(())) for batch in together)
 
     def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
         """Return the loss of theta and its proximal term; or at a step of w the proximal term of w, and the loss of w.
