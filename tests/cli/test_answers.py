@@ -171,7 +171,7 @@ def test_values_of_masks_are_scored_under_the_names_that_they_were_learned_under
     answering = choose_model(Path("r"), "0")
     learned = data.prepare(fedmutual.load_config("a.toml"))[""]
     assert answering.takes.classes == learned.space.classes
-    source = score._read_labelled(Path("old.npz"), answering)
+    source = score._read_labelled(Path("old.npz"), None, answering, None)
     assert score._read_targets(source, answering).tolist() == learned.targets.tolist()
     if not declared:
         np.savez("new.npz", x=images[:1], y=np.full((1, 8, 8), 5))

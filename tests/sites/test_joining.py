@@ -40,7 +40,7 @@ def test_two_federations_tell_whether_joining_pays(tmp_path, cli):
         "real sites, 10 classes · each with data of its own, which nobody else knows · 3 sites · 3 rounds"
     )
     sentences = list_findings([joined])
-    fix = "submit the federation once more with the algorithm independent and another name, and report on both results."
+    fix = "submit the federation under another name with `sites.baseline = true`, at sites that disclose scores."
     assert sentences[0].endswith(fix)
     assert "submitting the federation under another name with sites.seeds = 3 gives more" in sentences[-1]
 

@@ -44,6 +44,7 @@ def sign_out() -> None:
 
     def send() -> None:
         with suppress(Exception), _client.engine.new_context() as fl_ctx:  # the server may be gone, too
+            _client.communicator.heartbeat_done = True  # a later heartbeat would connect this site again
             _client.logout_client(fl_ctx)
 
     thread = Thread(target=send, daemon=True)
