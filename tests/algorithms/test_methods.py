@@ -235,14 +235,15 @@ def test_two_rounds_of_fedopt(kind, next_v):
     assert phase.send(got, "0", At(0, 2, 3)).keys() == {"weight"}
 
 
-def test_fedopt_averages_what_is_no_weight():
+def test_fedopt_and_pfedme_average_what_is_no_weight():
     """An adaptive step could make a variance negative."""
     sent = {
         i: {"bn.running_var": torch.tensor(v), "bn.num_batches_tracked": torch.tensor(5)}
         for i, v in (("a", 1.0), ("b", 2.0))
     }
-    got = FedOpt(weighting="uniform").receive(sent["a"], sent, At(0, 0, 1))
-    assert got == {"bn.running_var": torch.tensor(1.5), "bn.num_batches_tracked": torch.tensor(5)}
+    for phase in (FedOpt(weighting="uniform"), PFedMe(weighting="uniform", server_step=3.0)):
+        got = phase.receive(sent["a"], sent, At(0, 0, 1))
+        assert got == {"bn.running_var": torch.tensor(1.5), "bn.num_batches_tracked": torch.tensor(5)}
 
 
 def test_three_rounds_of_scaffold_by_option_ii():
@@ -373,7 +374,7 @@ def test_a_round_of_fedrep():
 
 
 def test_three_rounds_of_fedala():
-    """The heads begin at own + W (received - own); W takes 11 steps the first time, whose losses are steady, then one."""
+    """The heads begin at sent + W (received - sent); W takes 11 steps the first time, whose losses are steady, then one."""
     phase = FedALA(rows_share=1, share_rate=20.0, **ONE)
     ours = clients(phase.algorithm(), shared=[BODY, HEAD], personal_weights={i: [BODY, HEAD] for i in X})
     state = federation(

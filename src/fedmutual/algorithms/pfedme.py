@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from typing import ClassVar
 
+from fedmutual.aggregation import is_weight
 from fedmutual.algorithms.fedavg import FedAvg
 from fedmutual.algorithms.fedprox import compute_proximal
 from fedmutual.algorithms.fork import SERVER_STEP, copy_shared
@@ -85,4 +86,4 @@ class PFedMe(FedAvg):
             Unusable: as `FedAvg.receive`.
         """
         state = super().receive(server, replies, at)
-        return {k: v + self.server_step * (state[k] - v) if v.is_floating_point() else state[k] for k, v in server.items()}
+        return {k: v + self.server_step * (state[k] - v) if is_weight(k, v) else state[k] for k, v in server.items()}
