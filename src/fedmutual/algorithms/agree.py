@@ -1,15 +1,15 @@
 """Check, before round 1 of every algorithm with a public seed set, that all participants hold the same set."""
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
-from fedmutual.algorithms.peers import PEER, Peering, list_senders, read_one_batch, select_peer_messages
-from fedmutual.batches import draws
-from fedmutual.core import At, Batch, Client, Disagreed, Message, Seeds, Spec
+from fedmutual.algorithms.peers import PEER, Peering, list_senders, select_peer_messages
+from fedmutual.core import At, Client, Disagreed, Message, Seeds, Spec
 
 PUBLIC_BATCH = "examples of public data in one exchange"
+PUBLIC_LABELS = "all clients know the labels of public data; false: at most the owner of an example knows its label"
 
 
 @dataclass(frozen=True)
@@ -58,16 +58,6 @@ def read_agreed_facts(client: Client) -> Seeds:
     """Return the agreed facts about the public seed set of a client that has one."""
     assert client.seeds is not None  # an algorithm with `Algorithm.public` is given it
     return client.seeds
-
-
-def draw_public_batch(client: Client, size: int, at: At) -> Batch:
-    """Return the public batch of the round, equal at all participants: inputs [B, ...] and targets [B].
-
-    Raises:
-        DataError: a row cannot be read.
-    """
-    public = client.data["public"]
-    return read_one_batch(public, next(draws(len(public), 1, size, replace(at, phase=0).rng("public"))))
 
 
 def describe_difference(one: Message, others: Message) -> str | None:

@@ -11,8 +11,8 @@ from typing import ClassVar
 import torch
 
 from fedmutual.algorithms.class_means import EXAMPLES, PROTOTYPES, ClassMeans
-from fedmutual.algorithms.peers import NO_POSTERIORS, PEER, are_posteriors
-from fedmutual.core import At, Batch, Client, Message, Net, Setting, Unusable, setting, within
+from fedmutual.algorithms.peers import PEER, make_forwarded_message, require_posteriors
+from fedmutual.core import At, Batch, Client, Message, Net, Setting, setting, within
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,14 +52,9 @@ class FD(ClassMeans):
         Raises:
             Unusable: a reply should hold posteriors and does not.
         """
-        sent = {i: reply[PROTOTYPES][reply[EXAMPLES] > 0] for i, reply in replies.items()}
-        if flaws := {i: NO_POSTERIORS for i, means in sent.items() if not are_posteriors(means)}:
-            raise Unusable(flaws)
+        require_posteriors({i: reply[PROTOTYPES][reply[EXAMPLES] > 0] for i, reply in replies.items()})
         if not replies:
             return server
-        none = {k: torch.zeros_like(server[k]) for k in (PROTOTYPES, EXAMPLES)}
-        means = super().receive({k: v for k, v in server.items() if PEER not in k}, replies, at)
-        for i in replies:
-            others = super().receive(none, {j: reply for j, reply in replies.items() if j != i}, at)
-            means |= {f"{i}{PEER}{k}": others[k] for k in none}
-        return means
+        none, average = {k: torch.zeros_like(server[k]) for k in (PROTOTYPES, EXAMPLES)}, super().receive
+        others = {i: average(none, {j: reply for j, reply in replies.items() if j != i}, at) for i in replies}
+        return average(none, replies, at) | make_forwarded_message(others)

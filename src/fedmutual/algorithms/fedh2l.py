@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedmutual.algorithms.agree import PUBLIC_BATCH, Agree, Compare, read_agreed_facts
+from fedmutual.algorithms.agree import PUBLIC_BATCH, PUBLIC_LABELS, Agree, Compare, read_agreed_facts
 from fedmutual.algorithms.peers import (
     PEER,
     Peering,
@@ -68,9 +68,7 @@ class FedH2L:
         None,
         "data of a local step; unset, private and all public data if labels are public, else private and own public data",
     )
-    labels: bool = setting(
-        True, "all clients know the labels of public data; false: at most the owner of an example knows its label"
-    )
+    labels: bool = setting(True, PUBLIC_LABELS)
     kl: bool = setting(True, "nodes learn from the posteriors of their peers")
     confidence: bool = setting(
         True,

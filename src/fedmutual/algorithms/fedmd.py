@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from fedmutual.aggregation import Aggregation
-from fedmutual.algorithms.agree import PUBLIC_BATCH, Agree, Compare, draw_public_batch
+from fedmutual.algorithms.agree import PUBLIC_BATCH, PUBLIC_LABELS, Agree, Compare
 from fedmutual.algorithms.independent import Independent
-from fedmutual.algorithms.peers import NO_POSTERIORS, are_posteriors, compute_logits
+from fedmutual.algorithms.peers import compute_logits, draw_public_batch, require_posteriors
 from fedmutual.core import (
     Algorithm,
     At,
@@ -24,7 +24,6 @@ from fedmutual.core import (
     Net,
     Public,
     Spec,
-    Unusable,
     get_target_kind,
     match_inputs,
     setting,
@@ -43,9 +42,7 @@ class FedMD(Independent):
     transfer_epochs: int = setting(
         5, "passes over the public data, then over the client's private data, before the first round"
     )
-    labels: bool = setting(
-        True, "all clients know the labels of public data; false: at most the owner of an example knows its label"
-    )
+    labels: bool = setting(True, PUBLIC_LABELS)
     digest_steps: int = setting(1, "gradient steps towards the mean of all clients' scores on the round's public batch")
     consensus: Literal["logits", "posteriors"] = setting(
         "logits", "the kind of scores on public data that clients send and fit, and that the server averages"
@@ -113,9 +110,7 @@ class Announce(FedMD):
             Unusable: a reply should hold posteriors and does not, or cannot be summed in fixed point.
         """
         if self.consensus == "posteriors":
-            flaws = {i: NO_POSTERIORS for i, reply in replies.items() if not are_posteriors(reply[self.consensus])}
-            if flaws:
-                raise Unusable(flaws)
+            require_posteriors({i: reply[self.consensus] for i, reply in replies.items()})
         return server | ({"consensus": self.aggregate(replies)[self.consensus]} if replies else {})
 
 

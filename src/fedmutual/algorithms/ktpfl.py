@@ -11,9 +11,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedmutual.algorithms.agree import PUBLIC_BATCH, Agree, Compare, draw_public_batch
+from fedmutual.algorithms.agree import PUBLIC_BATCH, Agree, Compare
 from fedmutual.algorithms.independent import Independent
-from fedmutual.algorithms.peers import NO_POSTERIORS, PEER, are_posteriors, compute_logits, get_members
+from fedmutual.algorithms.peers import PEER, compute_logits, draw_public_batch, get_members, require_posteriors
 from fedmutual.core import (
     Algorithm,
     At,
@@ -23,7 +23,6 @@ from fedmutual.core import (
     Net,
     Public,
     Spec,
-    Unusable,
     above_zero,
     get_target_kind,
     match_inputs,
@@ -57,16 +56,12 @@ class KTpFL(Independent):
             raise ValueError("kt-pfl mixes posteriors over classes, so training.task must be a task with classes")
 
     def algorithm(self) -> Algorithm:
-        """Return the phases of a round: tell posteriors, match the mixture, train on private rows."""
+        """Return the phases of a round: tell posteriors, match the mixture, and train as independent training."""
         settings = dict(vars(self))
         public = Public(labelled=False, batch=self.public_batch, own_labels=False)
-        rounds = (Tell(**settings), Match(**settings), Practise(**settings))
+        rounds = (Tell(**settings), Match(**settings), self)
         start = (Agree(labelled=False), Compare())
         return Algorithm("ktpfl", rounds, start=start, public=public, trains_on=("private",), dp_ready=True)
-
-
-class Practise(KTpFL):
-    """Train on private rows, as independent training."""
 
 
 class Tell(KTpFL):
@@ -93,20 +88,18 @@ class Tell(KTpFL):
         Raises:
             Unusable: a reply should hold posteriors and does not.
         """
-        if flaws := {i: NO_POSTERIORS for i, reply in replies.items() if not are_posteriors(reply[POSTERIORS])}:
-            raise Unusable(flaws)
+        require_posteriors({i: reply[POSTERIORS] for i, reply in replies.items()})
         members = [*get_members(server)]
-        here = torch.tensor([k for k, i in enumerate(members) if i in replies], dtype=torch.int64)
-        ids = [members[k] for k in here]
+        ids = [i for i in members if i in replies]
         if not ids:
             return server
+        here = torch.tensor([members.index(i) for i in ids])
         z = torch.stack([replies[i][POSTERIORS] for i in ids])
-        all_ = server.get(COEFFICIENTS, torch.full([len(members)] * 2, 1 / len(members))).to(z)
-        rows, columns = here[:, None], here
-        new = move_coefficients(all_[rows, columns], z, self.kt_penalty)
-        mixed = torch.einsum("ij,jbc->ibc", new, z)
-        coefficients = all_.index_put((rows, columns), new)
-        return server | {COEFFICIENTS: coefficients} | {f"{i}{PEER}{TEACHER}": t for i, t in zip(ids, mixed, strict=True)}
+        before = server.get(COEFFICIENTS, torch.full([len(members)] * 2, 1 / len(members))).to(z)
+        moved = move_coefficients(before[here[:, None], here], z, self.kt_penalty)
+        mixtures = zip(ids, torch.einsum("ij,jbc->ibc", moved, z), strict=True)
+        teachers = {f"{i}{PEER}{TEACHER}": mixture for i, mixture in mixtures}
+        return server | {COEFFICIENTS: before.index_put((here[:, None], here), moved)} | teachers
 
 
 class Match(KTpFL):

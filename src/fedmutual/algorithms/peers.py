@@ -7,8 +7,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from fedmutual.batches import draws
 from fedmutual.calling import Inputs, call_network
-from fedmutual.core import Algorithm, At, Batch, Client, Data, Message, Net, Phase, Spec
+from fedmutual.core import Algorithm, At, Batch, Client, Data, Message, Net, Phase, Spec, Unusable
 
 MEMBER = "rows of "  # begins the names of what all know of each member
 FORM = "form of "  # begins the names of what all know of a proxy's tensors: their types and shapes
@@ -126,6 +127,12 @@ def are_posteriors(p: Tensor) -> bool:
     return bool(p.isfinite().all() and (p >= 0).all() and ((p.sum(-1) - 1).abs() <= _TOLERANCE).all())
 
 
+def require_posteriors(sent: Mapping[str, Tensor]) -> None:
+    """Raise Unusable for each sender whose tensor [..., C] does not hold posteriors."""
+    if flaws := {i: NO_POSTERIORS for i, p in sent.items() if not are_posteriors(p)}:
+        raise Unusable(flaws)
+
+
 def read_one_batch(data: Data, index: Tensor) -> Batch:
     """Return the batch of one index tensor [B].
 
@@ -134,6 +141,16 @@ def read_one_batch(data: Data, index: Tensor) -> Batch:
     """
     (batch,) = data.rows([index])
     return batch
+
+
+def draw_public_batch(client: Client, size: int, at: At) -> Batch:
+    """Return the public batch of the round, equal at all participants: inputs [B, ...] and targets [B].
+
+    Raises:
+        DataError: a row cannot be read.
+    """
+    public = client.data["public"]
+    return read_one_batch(public, next(draws(len(public), 1, size, replace(at, phase=0).rng("public"))))
 
 
 def compute_logits(net: nn.Module, x: Inputs) -> Tensor:
