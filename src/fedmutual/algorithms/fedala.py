@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import torch
 
+from fedmutual.algorithms.apfl import list_trained_parameters
 from fedmutual.algorithms.fedavg import FedAvg
 from fedmutual.calling import call_network
 from fedmutual.core import Algorithm, At, Client, Message, above_zero, setting, within
@@ -22,7 +23,7 @@ _PASSES = 100  # or for so many passes
 class FedALA(FedAvg):
     """FedAvg whose clients begin a round at a mixture of the received model and the model that they sent last.
 
-    The last layers begin as own + W (received - own), the others as received. W begins as 1, and takes steps along the
+    The last layers begin as sent + W (received - sent), the others as received. W begins as 1, and takes steps along the
     gradient of the loss in W on a part of the client's rows: the first time until the loss is steady, later for one pass.
     """
 
@@ -45,23 +46,22 @@ class FedALA(FedAvg):
     def begin(self, client: Client, inbox: Message, at: At) -> Message:
         """Load the received model, and into its last layers the mixture; store W. Return no constants."""
         super().begin(client, inbox, at)
-        last = dict(client.nets["personal"].named_parameters())
-        received = {k: p for k, p in client.nets["meme"].named_parameters() if p.requires_grad}
+        received = list_trained_parameters(client, "meme")
         modules = list(dict.fromkeys(k.rpartition(".")[0] for k in received))[-self.layers :]
         received = {k: p for k, p in received.items() if k.rpartition(".")[0] in modules}
-        own = {k: last[k].detach() for k in received}
-        change = {k: p.detach() - own[k] for k, p in received.items()}
-        shares = {k: client.memory.get(SHARE + k, torch.ones_like(v)) for k, v in own.items()}
+        sent = {k: client.nets["personal"].get_parameter(k).detach() for k in received}
+        change = {k: p.detach() - sent[k] for k, p in received.items()}
+        shares = {k: client.memory.get(SHARE + k, torch.ones_like(v)) for k, v in sent.items()}
         learned = client.memory.get(LEARNED, torch.tensor(False))
         if any(v.any() for v in change.values()):  # not in the first round, in which both models are equal
-            shares, learned = self._learn_shares(client, own, change, shares, bool(learned), at), torch.tensor(True)
+            shares, learned = self._learn_shares(client, sent, change, shares, bool(learned), at), torch.tensor(True)
             with torch.no_grad():
                 for k, p in received.items():
-                    p.copy_(own[k] + change[k] * shares[k])
+                    p.copy_(sent[k] + change[k] * shares[k])
         client.memory = {**client.memory, **{SHARE + k: v for k, v in shares.items()}, LEARNED: learned}
         return {}
 
-    def _learn_shares(self, client: Client, own: Message, change: Message, shares: Message, again: bool, at: At) -> Message:
+    def _learn_shares(self, client: Client, sent: Message, change: Message, shares: Message, again: bool, at: At) -> Message:
         """Return W after its steps on a run of rows at a random place, in the order of the rows."""
         data, meme, losses = client.data["private"], client.nets["meme"], list[float]()
         count = max(int(self.rows_share * len(data)), 1)
@@ -74,7 +74,7 @@ class FedALA(FedAvg):
         ):
             for x, y, *_ in data.rows(torch.split(torch.arange(begin, begin + count), self.batch_size)):
                 with torch.enable_grad():
-                    mixture = {k: (v + change[k] * shares[k]).requires_grad_() for k, v in own.items()}
+                    mixture = {k: (v + change[k] * shares[k]).requires_grad_() for k, v in sent.items()}
                     loss = self.task.fit(call_network(meme, x, {**mixture, **buffers}), y)
                     slopes = torch.autograd.grad(loss, list(mixture.values()))
                 shares = {

@@ -33,7 +33,6 @@ class FedAPEN(Fork):
     adapt_rate: float = setting(0.001, "the learning rate of w (SGD), above 0")
     scores: ClassVar[tuple[str, ...]] = ("global", "personal")
     terms: ClassVar[tuple[str, ...]] = ("personal", "meme")
-    sum_ready: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         within("adapt_share", self.adapt_share, 0, 0.99)
@@ -80,7 +79,7 @@ class FedAPEN(Fork):
         x, y = batch
         z_p, z_m, w = nets["personal"](x), nets["meme"](x), const[SHARE]
         terms = {}
-        for name, own, other, share in (("personal", z_p, z_m.detach(), w), ("meme", z_m, z_p.detach(), 1 - w)):
-            taught = kl(other.log_softmax(-1), own.log_softmax(-1)).mean()
-            terms[name] = self.task.fit(own, y) + taught + self.task.fit(share * own + (1 - share) * other, y)
+        for name, z, teacher, share in (("personal", z_p, z_m.detach(), w), ("meme", z_m, z_p.detach(), 1 - w)):
+            taught = kl(teacher.log_softmax(-1), z.log_softmax(-1)).mean()
+            terms[name] = self.task.fit(z, y) + taught + self.task.fit(share * z + (1 - share) * teacher, y)
         return terms

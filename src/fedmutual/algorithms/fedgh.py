@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedmutual.algorithms.class_means import EXAMPLES, PROTOTYPES, ClassMeans, list_means
+from fedmutual.algorithms.class_means import ClassMeans, list_means
 from fedmutual.algorithms.fork import reset_optimizer_state
 from fedmutual.batches import epochs
 from fedmutual.core import Algorithm, At, Client, Message, above_zero, find_head, setting, within
@@ -41,7 +41,7 @@ class FedGH(ClassMeans):
         return replace(super().algorithm(), same_heads=True)
 
     def begins(self, shared: nn.Module, classes: int) -> Message:
-        """Return the server's first state: no means, and the last layer of the shared network.
+        """Return the server's first state: no means, whose shapes a reply has, and the last layer of the shared network.
 
         Raises:
             ValueError: the shared network has no linear layer.
@@ -71,5 +71,4 @@ class FedGH(ClassMeans):
         plan = epochs(len(q), self.head_passes, self.batch_size, at.rng("head")) if len(q) else ()
         losses = (F.cross_entropy(F.linear(q[rows].to(weight), weight, bias), y[rows]) for rows in plan)
         descend(torch.optim.SGD(head.values(), lr=self.head_lr), losses)
-        empty = {k: torch.zeros_like(server[k]) for k in (PROTOTYPES, EXAMPLES)}  # the shapes of a reply
-        return {**server, **empty, **{k: v.detach() for k, v in head.items()}}
+        return {**server, **{k: v.detach() for k, v in head.items()}}

@@ -35,7 +35,6 @@ class FML(Fork):
     terms: ClassVar[tuple[str, ...]] = ("personal", "meme")
     dp_ready: ClassVar[bool] = True
     adapt_rival: ClassVar[str | None] = "fedavg"
-    sum_ready: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         within("alpha", self.alpha, 0, 1)

@@ -16,11 +16,11 @@ SERVER_STEP = "the share of the way to the mean of the clients' weights that the
 
 @dataclass(frozen=True, kw_only=True)
 class Fork(LocalEpochs):
-    """One round with copies ("memes") of the shared model. A subclass defines the loss and the merging of the copies."""
+    """One round with copies ("memes") of the shared model. A subclass defines the loss."""
 
     # Whether a secure sum can replace the mean: a reply holds the shared model and at most n_k, and `receive` uses the
     # replies by `aggregate` only. A subclass that overrides `send`, `leaves` or `receive` must declare this again.
-    sum_ready: ClassVar[bool] = False
+    sum_ready: ClassVar[bool] = True
     aggregate: Aggregation = Aggregation()  # of the forks
 
     def __init_subclass__(cls, **options: Any) -> None:

@@ -155,11 +155,9 @@ class Steps:
         curves: list[Message] = [{} for _ in self._parts]
         for name in dict.fromkeys(name for _, terms in self._log for name in terms):
             logged = [(members, terms[name]) for members, terms in self._log if name in terms]
-            clients, values = (
-                torch.tensor([i for members, _ in logged for i in members]),
-                torch.cat([v for _, v in logged]).cpu(),
-            )
-            for i in sorted({i for members, _ in logged for i in members}):
+            clients = torch.tensor([i for members, _ in logged for i in members])
+            values = torch.cat([v for _, v in logged]).cpu()
+            for i in {*clients.tolist()}:
                 curves[i][name] = values[clients == i]
         return curves
 
