@@ -176,7 +176,7 @@ def _format_progress(state: Mapping[str, Any]) -> str:
     missing = sorted(set(state["sites"]) - set(state["in"]))
     sites = f"sites {', '.join(state['in'])}" + (f" (without {', '.join(missing)})" if missing else "")
     traffic = f"{state['bytes']['up']:,} B up, {state['bytes']['down']:,} B down"
-    end = state["left"] if state["outcome"] == "running" else f"{Outcome(state['outcome']).word}: {state['said']}"
+    end = state["left"] if state["outcome"] == "running" else f"{Outcome(state['outcome']).label}: {state['said']}"
     parts = (f"round {state['round']}/{state['rounds']}", sites, state["scores"], traffic, end)
     return "  ".join(part for part in parts if part)
 

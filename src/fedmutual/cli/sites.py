@@ -232,8 +232,8 @@ def leave(
     if not leaving.has_left(folder, names):
         exit_with_error("the site's process ended before the server knew; give `fedmutual leave` again", Code.BAD_INPUT)
     leaving.close_state(folder)
-    kept = "ledgers are" if state == "wipe" else "state is"
-    print_text(f"this site has left federation {agreed.name!r}; its {kept} kept in {folder}", soft_wrap=True)
+    what_stays = "ledgers are" if state == "wipe" else "state is"
+    print_text(f"this site has left federation {agreed.name!r}; its {what_stays} kept in {folder}", soft_wrap=True)
 
 
 def ledger(

@@ -98,7 +98,7 @@ class SitesEngine(Engine):
         Raises:
             TooFew: fewer sites answered than the quorum.
             Setback: enough sites answered, and too few of the answers are usable.
-            RunError: too many sites are excluded for good to meet the quorum; or a file is damaged or cannot be written.
+            RunError: so many sites are excluded that the quorum cannot be met; or a file is damaged or cannot be written.
         """
         sites, excluded = inboxes, self._journal.excluded
         joined = [i for i in inboxes if i not in excluded and self._contract.sites.takes_part(i, at.round)]
@@ -184,7 +184,7 @@ class SitesEngine(Engine):
         self._journal.note_replies(round, norms, {i: int(m[N_K]) for i, m in messages.items() if N_K in m})
 
     def _judge(self, outcome: PhaseOutcome, asked: Collection[str], sites: Collection[str]) -> int:
-        """Leave out for good each site that most sites accuse of another seed set; return the number of upheld accusers.
+        """Exclude each site that most sites accuse of another seed set; return the number of upheld accusers.
 
         An accuser without a majority is left out itself, so that no single site can exclude another one. sites: all sites of
         the federation. Raises RunError where too few sites are left.

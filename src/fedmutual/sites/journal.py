@@ -153,11 +153,11 @@ class Journal:
 
     def read_content(self, kind: str, round: int, phase: int = 0, site: str = "") -> bytes | None:
         """Return bytes of a kind, of a round and a phase; None where there are none."""
-        found = self.read(
+        pieces = self.read(
             "SELECT content FROM contents WHERE kind = ? AND round = ? AND phase = ? AND site = ? ORDER BY piece",
             *(kind, round, phase, site),
         )
-        return b"".join(content for (content,) in found) if found else None
+        return b"".join(content for (content,) in pieces) if pieces else None
 
     def write_content(self, content: bytes, kind: str, round: int, phase: int = 0, site: str = "") -> None:
         """Write or replace bytes."""
@@ -225,10 +225,10 @@ def _check_file(path: Path) -> None:
 
 def _check_no_older_state(folder: Path) -> None:
     """Raise RunError where a folder without a journal holds the state of a federation."""
-    found = next((name for name in _OLD if (folder / name).exists()), None)
-    if found is not None:
+    older = next((name for name in _OLD if (folder / name).exists()), None)
+    if older is not None:
         raise RunError(
-            f"{folder}: has {found} and no complete {FILE}: this site left the federation, or an older version of fedmutual "
+            f"{folder}: has {older} and no complete {FILE}: this site left the federation, or an older version of fedmutual "
             "wrote this state, or the journal is lost; finish the federation with that version, restore the file, or "
             "begin a federation of another name, whose folder is empty"
         )

@@ -1,4 +1,4 @@
-"""How a site leaves a federation in good order: `fedmutual leave` writes the wish, and the site's processes carry it out.
+"""How a site leaves a federation: `fedmutual leave` writes the wish, and the site's processes carry it out.
 
 The job answers the next round's order with its last message, `protocol.LEAVES`, and closes the ledger. When the server has
 taken this message, the site's process ends. Then the state is wiped, if this was wished.

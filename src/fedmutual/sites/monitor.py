@@ -55,7 +55,7 @@ SITE_WORDS = {  # how a site stands, for the server and leads: word -> its rule;
 }
 LEFT_WORD, EXCLUDED, JOINS, LOST, PAUSED, LATE, RESTARTING, EVALUATES, WAITING, PRESENT = SITE_WORDS
 Seen = Mapping[str, tuple[float, bool]]
-"""Of each site without heartbeats: the seconds since then, and whether it ended in good order."""
+"""Of each site without heartbeats: the seconds since then, and whether it told the server that it ends."""
 
 
 class Monitor:
@@ -263,7 +263,7 @@ def describe_progress(
     if recorded is None:
         here = f"connected: {', '.join(sorted(connected)) or 'nobody'}"
         return {"state": "waiting", "reason": f"no lead has submitted the federation; {here}"}
-    word = Outcome(recorded["outcome"]).word
+    word = Outcome(recorded["outcome"]).label
     reason = (recorded["left"] or "its rounds are under way") if word == "running" else recorded["said"]
     if stops and word == "running":
         reason += "; a lead has asked for a stop after this round"
@@ -305,7 +305,7 @@ def describe_sites(
     recorded: Mapping[str, Any], connected: Collection[str], seen: Seen, gone: Mapping[str, str]
 ) -> Iterator[tuple[str, str, str]]:
     """Yield (site, a word of SITE_WORDS, the last note of the server on it) for each site of the recorded progress."""
-    outcome, found = Outcome(recorded["outcome"]), recorded["notes"][::-1]
+    outcome, newest_first = Outcome(recorded["outcome"]), recorded["notes"][::-1]
     for site in recorded["sites"]:
         if site in gone:
             yield site, LEFT_WORD if gone[site] == LEFT else EXCLUDED, gone[site]
@@ -316,7 +316,7 @@ def describe_sites(
             word = PAUSED if seen.get(site, (0.0, False))[1] else LOST
         elif site in seen or site in recorded["late"]:
             word = LATE
-        elif outcome.word == "restarting" or site in recorded["outside"]:
+        elif outcome.label == "restarting" or site in recorded["outside"]:
             word = RESTARTING
         elif site in recorded["evaluators"]:
             word = EVALUATES
@@ -324,7 +324,7 @@ def describe_sites(
             word = WAITING
         else:
             word = PRESENT if site in recorded["in"] else PAUSED
-        yield site, word, next((format_notes(note) for note in found if repr(site) in note["text"]), "")
+        yield site, word, next((format_notes(note) for note in newest_first if repr(site) in note["text"]), "")
 
 
 def group_scores(scores: Iterable[Score]) -> dict[tuple[str, str, str], dict[str, dict[int, float]]]:

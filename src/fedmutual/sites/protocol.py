@@ -29,7 +29,7 @@ _NAMED = 100  # the most characters of the name of a score or a loss
 _SCORES, _CLASSES = 64, 2**16  # the most scores of an answer, and values of a score; the most numbers of a value
 ATTEMPTS = 3  # how often in the life of a federation its server may go back and send other tensors
 _ABOUT = {f.name for f in fields(Score)} - {"values"}  # beside its values, in a line of metrics.jsonl
-LEAVES = "it leaves the federation"  # the problem in the last answer of a site that leaves in good order
+LEAVES = "it leaves the federation"  # the problem in the last answer of a site
 T = TypeVar("T")
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Words = Annotated[str, AfterValidator(lambda text: clean_text(text))]  # for a console and a log

@@ -6,7 +6,7 @@ answered these phases would decline. The server then increases the number of the
 in the life of a federation.
 
 Where most sites diverged, the shared model that the server sent was unusable: the server goes back to an earlier model, and
-leaves out for good the sites with outlying updates in the undone rounds. A federation ends after `SETBACKS` such rounds;
+excludes the sites with outlying updates in the undone rounds. A federation ends after `SETBACKS` such rounds;
 otherwise it could begin again without end.
 """
 
@@ -101,7 +101,7 @@ class ServerJournal(Journal):
         return int(self.get_fact("setbacks", int) or 0)
 
     def exclude(self, sites: Mapping[str, str]) -> None:
-        """Leave out these sites for good. sites: site -> why."""
+        """Send these sites no more orders. sites: site -> why."""
         self.write("INSERT OR REPLACE INTO excluded VALUES (?, ?)", *sites.items())
 
     def check_quorum(self, sites: Collection[str], quorum: int) -> None:

@@ -121,8 +121,8 @@ class SiteJournal(Journal):
 
     def find_before(self, place: Place) -> Place | None:
         """Return the last finished place before a place, or None."""
-        found = self.read("SELECT round, phase FROM phases WHERE (round, phase) < (?, ?) ORDER BY 1 DESC, 2 DESC", *place)
-        return found[0] if found else None
+        earlier = self.read("SELECT round, phase FROM phases WHERE (round, phase) < (?, ?) ORDER BY 1 DESC, 2 DESC", *place)
+        return earlier[0] if earlier else None
 
     def begin(self, order: Order, digest: str) -> bool:
         """Begin an order without an earlier answer, and return whether later phases were dropped. digest: of the order.
@@ -170,10 +170,10 @@ class SiteJournal(Journal):
         place = self.find_place(order)
         last = order.kind == EVALUATE or order.phase + 1 == (self._start if order.round < 0 else self._phases)
         if client is None:
-            found = self.read(
+            states = self.read(
                 "SELECT state FROM phases WHERE (round, phase) < (?, ?) ORDER BY round DESC, phase DESC LIMIT 1", *place
             )
-            state = found[0][0] if found else ""  # of a site that only evaluates
+            state = states[0][0] if states else ""  # of a site that only evaluates
         else:  # the stages of a secure sum, which follow, change no client
             is_end = last or UPDATE in kept
             state = make_file_name(place[0] + 1) if is_end else f"phase-{place[0] + 1}-{place[1] + 1}.safetensors"

@@ -179,8 +179,8 @@ def export_seedset(file: Path, site: Path, folder: Path) -> list[SeedsetFile]:
         if config.split.public_file is not None:
             from fedmutual.data.public_file import read_public_rows  # imports pandas, which takes 0.3 s
 
-            own = mine.file.model_dump()["split"]["public_file"]
-            path = _resolve_path(file if own is None else mine.source, own or config.split.public_file)
+            at_site = mine.file.model_dump()["split"]["public_file"]
+            path = _resolve_path(mine.source, at_site) if at_site else _resolve_path(file, config.split.public_file)
             rows, examples, has_labels = read_public_rows(config, path, federation.spaces)
     if rows is None:
         raise ConfigError(

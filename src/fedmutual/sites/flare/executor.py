@@ -32,7 +32,7 @@ from fedmutual.user_code import plugins
 
 _LINE_INTERVAL = 10.0  # seconds between lines on the console
 _FIRST_PAUSE = 30.0  # seconds until a site that could not start tries again; doubled after each try
-_GOODBYE = 2.0  # seconds that the server may take to know that this process ends
+_SIGN_OUT = 2.0  # seconds that the server may take to know that this process ends
 _PATIENCE = 20.0  # seconds until the previous job must release the state, and until a message must be taken
 
 
@@ -40,7 +40,7 @@ _client: Any = None  # FLARE's object of this process, when it has registered at
 
 
 def sign_out() -> None:
-    """Tell the server that this site's process ends in good order: then no round waits for its answer."""
+    """Tell the server that this site's process ends: then no round waits for its answer."""
 
     def send() -> None:
         with suppress(Exception), _client.engine.new_context() as fl_ctx:  # the server may be gone, too
@@ -49,7 +49,7 @@ def sign_out() -> None:
 
     thread = Thread(target=send, daemon=True)
     thread.start()
-    thread.join(_GOODBYE)
+    thread.join(_SIGN_OUT)
 
 
 class SiteEvents(FLComponent):  # type: ignore[misc]

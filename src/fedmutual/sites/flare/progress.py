@@ -52,7 +52,7 @@ class Outcome(StrEnum):
     STOPPED = "stopped"
 
     @property
-    def word(self) -> str:
+    def label(self) -> str:
         """The word for people: a job that ended is restarted by the server, or as soon as enough sites are connected."""
         return {Outcome.AGAIN: "restarting", Outcome.BROKEN: "restarting", Outcome.SHORT: "paused"}.get(self, self.value)
 
@@ -213,14 +213,14 @@ def change_progress(folder: Path, **changes: Any) -> None:
 def write_connected(folder: Path, connected: Connections, alive: Collection[str]) -> None:
     """Write the connected sites into the server's folder. alive: those whose heartbeat is not overdue."""
     sites, now = {i: (connection, i in alive) for i, connection in connected.items()}, time.time()
-    # a site that ends in good order says so, and is gone at once; the heartbeat of any other is overdue before
+    # a site that tells the server that it ends is gone at once; the heartbeat of any other is overdue before
     seen = read_last_seen(folder) | {i: (now, i not in connected) for i in read_connected(folder)[1]}
     seen = {i: at for i, at in seen.items() if i not in alive}
     write_json(folder / CONNECTED, {"format": FORMAT, "sites": sites, "seen": seen})
 
 
 def read_last_seen(folder: Path) -> dict[str, tuple[float, bool]]:
-    """Return of each site without heartbeats since when, in seconds since the epoch, and whether it ended in good order."""
+    """Return site -> (since when it has no heartbeat, seconds since the epoch; whether it told the server that it ends)."""
     try:
         return _SEEN.validate_python(read_json(folder / CONNECTED).get("seen", {}))
     except (RunError, ValidationError):
