@@ -1,5 +1,7 @@
 """The gain of each site in one submission: `sites.baseline` and `sites.seeds`, and what of them leaves a site."""
 
+from dataclasses import replace
+
 import pytest
 
 import fedmutual
@@ -10,7 +12,7 @@ from fedmutual.results.frame import find_runs, read_runs
 from fedmutual.results.gains import Gains
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.coordinator import Coordinator
-from fedmutual.sites.protocol import read_answer
+from fedmutual.sites.protocol import pack_message, read_answer
 from fedmutual.sites.site_runtime import SiteRuntime
 from fedmutual.sites.site_settings import read_site_file
 from fedmutual.studies import compare
@@ -102,6 +104,18 @@ def test_an_error_alone_does_not_stop_the_federation(tmp_path, monkeypatch):
     federation.run()
     assert ["ZeroDivisionError" in line for line in said] == [True]
     assert [*read_gains(federation.server)[0].by_client] == ["south", "west"]
+
+
+def test_a_score_of_a_network_that_the_contract_does_not_have_is_left_out(tmp_path):
+    federation = Federation(tmp_path, SHORT | TELLING)  # without sites.baseline
+
+    def rename(site, order, content):
+        answer, message = read_answer(content)
+        scores = tuple(replace(score, model="alone") if n == 0 else score for n, score in enumerate(answer.scores))
+        return [pack_message(replace(answer, scores=scores), message)]
+
+    federation.transport.change = rename
+    assert len([note for note in federation.run().notes if "a score is of a model" in note]) == 2 * len(SITES)
 
 
 def test_the_runs_of_a_submission(tmp_path):

@@ -15,7 +15,6 @@ from fedmutual.data.federation import Federation, Shares
 from fedmutual.data.rows import ChainedRows, Rows, merge_rows
 from fedmutual.events import Score
 from fedmutual.losses import Classification
-from fedmutual.role import ALONE
 from fedmutual.scores import Scores, coarsen_accuracy, find_finite_answers
 
 ENSEMBLE = "ensemble"  # what the model is called, beside "personal" and "global"
@@ -194,7 +193,7 @@ View = Rows | ChainedRows
 EVALUATION_KINDS = ("validation", "holdout")  # rows of a client's own data that are not training rows
 ACROSS = ("test", "test.own", "test.others", "validation.all")  # only if all clients divide one data set
 SITE_SCORES = frozenset(
-    (model, kind) for model in ("personal", "global", "meme", ENSEMBLE, COPY, ALONE) for kind in (*EVALUATION_KINDS, *ACROSS)
+    (model, kind) for model in ("personal", "global", "meme", ENSEMBLE, COPY) for kind in (*EVALUATION_KINDS, *ACROSS)
 )
 """The pairs (model, rows) that a client can have a score of."""
 

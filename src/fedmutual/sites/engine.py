@@ -15,6 +15,7 @@ from fedmutual.core import At, Message, Phase, Spec, Total
 from fedmutual.engines.base import ClientScores, Engine, Replies, Reply, ScoreOrder
 from fedmutual.engines.loop import Paused, count_bytes
 from fedmutual.federation.evaluation import SITE_SCORES
+from fedmutual.role import ALONE
 from fedmutual.sites.contract import Contract
 from fedmutual.sites.protocol import (
     EVALUATE,
@@ -79,6 +80,8 @@ class SitesEngine(Engine):
         self._transport, self._contract, self._journal, self._sizes, self._sums = transport, contract, journal, sizes, sums
         # whether sites send their messages to each other, so that answers hold none
         self._peer_to_peer = is_peer_to_peer(contract.algorithm)
+        alone = {(ALONE, rows) for _, rows in SITE_SCORES} if contract.trains_alone else set[tuple[str, str]]()
+        self._scored = SITE_SCORES | alone  # the pairs (model, rows) that a site can have a score of
         self._written = Counter[str]()  # characters of each site's text in the logs so far
         self._remarks = list[str]()
         self._finished: tuple[str, ...] = ()  # the sites that did the phase before
@@ -230,7 +233,7 @@ class SitesEngine(Engine):
         }
         for i, (answer, _) in self._ask(sent, PhaseOutcome()):
             pairs, why = [(score.model, score.data) for score in answer.scores], answer.problem
-            if not SITE_SCORES.issuperset(pairs) or len(set(pairs)) < len(pairs):  # a mean would count both
+            if not self._scored.issuperset(pairs) or len(set(pairs)) < len(pairs):  # a mean would count both
                 why = "a score is of a model or of rows that are not scored, or is repeated"
             if why is not None:
                 self._leave_out(i, answer.order, why)
