@@ -12,7 +12,7 @@ from fedmutual.sites import leaving, monitor
 from fedmutual.sites.flare.controller import find_left
 from fedmutual.sites.flare.progress import read_last_seen, write_connected
 from fedmutual.sites.journal import FILE, OLD_LEDGER
-from fedmutual.sites.leaving import Leave, close_state, has_answered, has_left, read_leave, write_leave
+from fedmutual.sites.leaving import Leave, close_state, has_answered, has_left, note_told, read_leave, write_leave
 from fedmutual.sites.ledger import read_ledger
 from fedmutual.sites.protocol import LEAVES, read_answer
 from fedmutual.sites.server_journal import LEFT, read_gone
@@ -73,7 +73,7 @@ def test_the_ledger_is_closed_and_the_state_wiped(left):
     assert not has_left(state, ["wards"])
     with pytest.raises(RunError, match=r"this site left federation 'wards' after round 2; take part in one of another name"):
         federation.start("west")
-    runtime.note_told()
+    note_told(state)
     assert has_left(state, ["wards"])
     assert not has_left(state, ["others"])
     runtime.close()
@@ -88,7 +88,8 @@ def test_the_ledger_is_closed_and_the_state_wiped(left):
 def test_a_state_that_is_kept_stays_whole(tmp_path):
     federation = Federation(tmp_path / "fed", {**COMMON, "rounds": 2}, MLPS)
     state = leave_in(federation, 1)
-    federation.run()["west"].note_told()
+    federation.run()
+    note_told(state)
     close_state(state)
     assert (state / "wards" / FILE).exists()
     assert federation.personal("west")["west"]

@@ -11,8 +11,9 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedmutual.errors import UserError
 from fedmutual.sites.flare.progress import print_line
-from fedmutual.sites.foreign import hold_runtime, open_site, run_server
+from fedmutual.sites.foreign import open_site, run_server
 from fedmutual.sites.protocol import MalformedMessage
+from fedmutual.sites.site_runtime import hold_runtime
 
 _TICK = 0.05  # seconds between two looks for answers
 _ORDER, _NAME = "train", "query"  # Flower's kinds of messages: an order; the question for the site's name
@@ -101,7 +102,7 @@ def carry_out(message: Message, context: Context) -> Message:
     """Carry out an order. Each order opens the site's state, because Flower may begin a process for each message."""
     try:
         settings, contract = open_site(_find_name(context), context.run_config["contract"])
-        with hold_runtime(settings, contract, print_line) as runtime:
+        with hold_runtime(contract, settings, print_line) as runtime:
             return _reply(message, runtime.carry_out(_read_body(message) or b""))
     except (MalformedMessage, UserError, OSError) as problem:
         print_line(str(problem), "error")

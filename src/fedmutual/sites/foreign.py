@@ -7,8 +7,7 @@ protect against participants is as strong as the network: whoever may start prog
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import tomli_w
@@ -17,20 +16,18 @@ import torch
 from fedmutual.algorithms.peers import is_peer_to_peer
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.files import write_bytes
-from fedmutual.rundir.folder import lock_folder
 from fedmutual.sites.contract import Contract, accept_contract, check_rounds, read_contract, read_submitted_contract
 from fedmutual.sites.coordinator import Coordinator, find_longest_message
 from fedmutual.sites.engine import TooFew
 from fedmutual.sites.flare.kits import FEDERATION
 from fedmutual.sites.modules import ListedModules
+from fedmutual.sites.private_values import Say
 from fedmutual.sites.protocol import Transport
-from fedmutual.sites.site_runtime import SiteRuntime
 from fedmutual.sites.site_settings import SiteSettings, read_site_file
 from fedmutual.user_code import plugins
 
 FOLDER = "FEDMUTUAL_SITES"  # an environment variable, so that the operator of a host sets it, and not the lead
 FLOWER = "fedmutual.sites.flower"  # the module of the ServerApp and the ClientApp
-Say = Callable[[str], None]
 
 
 def read_foreign_contracts(file: Path) -> list[Contract]:
@@ -98,16 +95,6 @@ def open_site(name: str, text: object) -> tuple[SiteSettings, Contract]:
     check_rounds(contract.config.rounds, agreed.config.rounds, settings.file.limits)
     torch.set_num_threads(settings.file.engine.threads)
     return settings, contract
-
-
-@contextmanager
-def hold_runtime(settings: SiteSettings, contract: Contract, say: Say, patience: float = 20.0) -> Iterator[SiteRuntime]:
-    """Yield the part of a site, which no other process holds meanwhile. patience: seconds to wait until it can be held."""
-    with (
-        lock_folder(settings.state / contract.name, "still works with this state", "end that process", patience),
-        closing(SiteRuntime(contract, settings, say)) as runtime,
-    ):
-        yield runtime
 
 
 def run_server(text: object, transport: Transport, say: Say, pause: Callable[[], None] = lambda: None) -> Path:

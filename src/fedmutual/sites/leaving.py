@@ -48,10 +48,23 @@ def write_leave(state: Path, leave: Leave) -> None:
     write_json(state / _FILE, leave.model_dump(mode="json"))
 
 
+def is_to_leave(state: Path, run: str) -> bool:
+    """Return whether the operator wishes that the site leaves the federation of a run. Raises RunError as `read_leave`."""
+    leave = read_leave(state)
+    return leave is not None and run in leave.runs
+
+
 def has_left(state: Path, runs: Collection[str]) -> bool:
     """Return whether a site has left the federation of these runs. Raises RunError as `read_leave`."""
     leave = read_leave(state)
     return leave is not None and leave.is_told and not set(leave.runs).isdisjoint(runs)
+
+
+def note_told(state: Path) -> None:
+    """Note that the server has taken the site's last message. Raises RunError as `read_leave`, `write_leave`."""
+    leave = read_leave(state)
+    if leave is not None and not leave.is_told:
+        write_leave(state, leave.model_copy(update={"is_told": True}))
 
 
 def has_answered(state: Path, run: str) -> bool:

@@ -1,8 +1,8 @@
 """The part of one site in a federation: it holds the data, the model and the state on disk, and answers orders (bytes)."""
 
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,7 +32,7 @@ from fedmutual.sites import guarantee
 from fedmutual.sites.baseline import Baseline
 from fedmutual.sites.contract import Contract, identify
 from fedmutual.sites.journal import Journal
-from fedmutual.sites.leaving import read_leave, write_leave
+from fedmutual.sites.leaving import is_to_leave
 from fedmutual.sites.ledger import record_sent
 from fedmutual.sites.peers import PeerMailbox
 from fedmutual.sites.private_values import Say, answer_phase, check_first_replies, describe_failure, may_depend_on_rows
@@ -83,7 +83,7 @@ class SiteRuntime:
         secure sum needs this folder. Raises UserError where the site cannot take part.
         """
         self.site, self.say = settings.file.site, say
-        self.folder, self._state = settings.state / contract.name, settings.state
+        self.folder, self.state = settings.state / contract.name, settings.state
         self._contract, self._settings = contract, settings
         self.is_evaluator = self.site in contract.sites.evaluators
         self.trains_alone = contract.trains_alone and not self.is_evaluator
@@ -224,7 +224,7 @@ class SiteRuntime:
             self.say(f"{order.round_name}: repeated order, the first answer is sent again")
             record_sent(self._journal, *read_answer(known_reply), known_reply, SERVER)
             return known_reply
-        if order.phase == 0 and (order.kind == WORK or self.is_evaluator) and self._is_to_leave():
+        if order.phase == 0 and (order.kind == WORK or self.is_evaluator) and is_to_leave(self.state, self._contract.name):
             return self._leave(order)
         try:
             self._check_role(order)
@@ -261,16 +261,6 @@ class SiteRuntime:
     def has_left(self) -> bool:
         """Whether the site answered its last order, and closed its ledger."""
         return self._journal.left is not None
-
-    def _is_to_leave(self) -> bool:
-        leave = read_leave(self._state)
-        return leave is not None and self._contract.name in leave.runs
-
-    def note_told(self) -> None:
-        """Note that the server has taken the site's last message: the site's process may end."""
-        leave = read_leave(self._state)
-        if leave is not None and not leave.is_told:
-            write_leave(self._state, leave.model_copy(update={"is_told": True}))
 
     def _leave(self, order: Order) -> bytes:
         """Return the site's last message: to every further order, too, of which the ledger then has no line."""
@@ -475,7 +465,7 @@ class SiteRuntime:
         """Return the client with its state before a phase."""
         place = None if self.is_evaluator else self._journal.find_before(at)
         if self._client is None or self._at != place:
-            self._client = guarantee.protect(self.experiment.build_client(self.site), self._budget, self._state)
+            self._client = guarantee.protect(self.experiment.build_client(self.site), self._budget, self.state)
             if place is not None:
                 self._journal.load(self._client, place)
             self._at = place
@@ -483,6 +473,21 @@ class SiteRuntime:
 
     def _list_phases(self, order: Order) -> tuple[Phase, ...]:
         return self.experiment.algorithm.start if order.round < 0 else self.experiment.algorithm.phases
+
+
+@contextmanager
+def hold_runtime(
+    contract: Contract, settings: SiteSettings, say: Say, patience: float = 20.0, startup: Path | None = None
+) -> Iterator[SiteRuntime]:
+    """Yield the part of a site, which no other process holds meanwhile. Arguments and errors as `SiteRuntime`.
+
+    patience: seconds to wait until the state folder is free.
+    """
+    with (
+        folders.lock_folder(settings.state / contract.name, "still works with this state", "end that process", patience),
+        closing(SiteRuntime(contract, settings, say, startup=startup)) as runtime,
+    ):
+        yield runtime
 
 
 def _prepare_folder(folder: Path, experiment: Experiment, site: str) -> None:

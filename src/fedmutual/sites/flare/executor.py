@@ -3,7 +3,7 @@
 import math
 import time
 from collections import Counter
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -19,14 +19,14 @@ from nvflare.apis.signal import Signal
 
 from fedmutual.errors import RunError, UserError
 from fedmutual.files import FORMAT, write_json
-from fedmutual.rundir.folder import lock_folder
 from fedmutual.sites.contract import accept_contract, check_rounds
 from fedmutual.sites.flare.access_control import PEER_TOPIC
 from fedmutual.sites.flare.progress import name_lines, print_line
 from fedmutual.sites.flare.workspace import BODY, CLOCK, CLOCK_FILE, MOST_AHEAD, read_pointer, remove_job_folder
+from fedmutual.sites.leaving import note_told
 from fedmutual.sites.modules import leave_working_folders
 from fedmutual.sites.protocol import MalformedMessage, SiteAnswer, pack_message, read_order
-from fedmutual.sites.site_runtime import SiteRuntime
+from fedmutual.sites.site_runtime import SiteRuntime, hold_runtime
 from fedmutual.sites.site_settings import read_site_file
 from fedmutual.user_code import plugins
 
@@ -88,7 +88,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]
             self._try_start(fl_ctx)
         elif event_type == EventType.AFTER_SEND_TASK_RESULT and self._runtime is not None:
             if self._runtime.has_left:
-                self._runtime.note_told()
+                note_told(self._runtime.state)
             else:
                 self._runtime.train_alone()  # while other sites still work
         elif event_type == EventType.END_RUN:
@@ -156,10 +156,9 @@ class SiteExecutor(Executor):  # type: ignore[misc]
         contract = accept_contract(self._contract, pointer["contracts"])
         name_lines(contract.name)
         check_rounds(contract.config.rounds, pointer["rounds"], site_config.file.limits)
-        folder = site_config.state / contract.name
-        self._open.enter_context(lock_folder(folder, "still works with this state", "end that process", patience))
         torch.set_num_threads(site_config.file.engine.threads)
-        runtime = self._open.enter_context(closing(SiteRuntime(contract, site_config, print_line, startup=work / "startup")))
+        held = hold_runtime(contract, site_config, print_line, patience, work / "startup")
+        runtime = self._open.enter_context(held)
         if runtime.peers is not None:
             fl_ctx.get_engine().register_aux_message_handler(topic=PEER_TOPIC, message_handle_func=self._receive)
         self._runtime = runtime

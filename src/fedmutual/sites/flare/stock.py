@@ -15,7 +15,8 @@ from fedmutual.errors import UserError
 from fedmutual.sites.flare.controller import Aborted, Rounds, TaskTransport
 from fedmutual.sites.flare.executor import SiteExecutor
 from fedmutual.sites.flare.progress import list_result_files, print_line
-from fedmutual.sites.foreign import hold_runtime, open_site, run_server
+from fedmutual.sites.foreign import open_site, run_server
+from fedmutual.sites.site_runtime import hold_runtime
 
 
 class StockTransport(TaskTransport):
@@ -56,4 +57,4 @@ class StockSite(SiteExecutor):
 
     def _start(self, fl_ctx: FLContext, patience: float) -> None:
         settings, contract = open_site(fl_ctx.get_identity_name(), self._contract)
-        self._runtime = self._open.enter_context(hold_runtime(settings, contract, print_line, patience))
+        self._runtime = self._open.enter_context(hold_runtime(contract, settings, print_line, patience))
