@@ -2,6 +2,7 @@
 
 import re
 import signal
+from unittest.mock import Mock
 
 import pytest
 
@@ -60,7 +61,7 @@ def test_the_others_go_on_as_if_the_site_were_absent(left, tmp_path):
     assert {line["round"] for line in federation.ledger("north")} == {1, 2, 3, 4}
 
 
-def test_the_ledger_is_closed_and_the_state_wiped(left):
+def test_the_ledger_is_closed_and_the_state_wiped(left, monkeypatch):
     federation, state, _ = left
     runtime, lines = federation["west"], federation.ledger("west")
     assert (lines[-1]["round"], lines[-1]["told"]) == (3, {"problem": "it leaves the federation"})
@@ -77,6 +78,10 @@ def test_the_ledger_is_closed_and_the_state_wiped(left):
     assert has_left(state, ["wards"])
     assert not has_left(state, ["others"])
     runtime.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(leaving.shutil, "rmtree", Mock(side_effect=PermissionError(13, "no rights")))
+        with pytest.raises(RunError, match=r"cannot be removed \(no rights\)"):
+            close_state(state)
     close_state(state)
     assert {path.name for path in runtime.folder.iterdir()} <= {OLD_LEDGER, ".lock"}
     assert read_ledger(runtime.folder) == lines

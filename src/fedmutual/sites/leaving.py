@@ -16,6 +16,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from fedmutual.errors import RunError
 from fedmutual.files import FORMAT, read_json, write_bytes, write_json
 from fedmutual.rundir.file_names import LOCK
 from fedmutual.rundir.folder import lock_folder
@@ -86,9 +87,13 @@ def close_state(state: Path) -> None:
         with lock_folder(folder, "still works with this state", "end that process", patience=20.0):
             lines = [json.dumps(line) + "\n" for line in read_ledger(folder)]
             write_bytes(folder / OLD_LEDGER, "".join(lines).encode())
-            others = [path for path in folder.iterdir() if path.name not in (OLD_LEDGER, FILE, LOCK)]
-            for path in (*others, folder / FILE):  # the journal last: it has the ledger
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            try:
+                others = [path for path in folder.iterdir() if path.name not in (OLD_LEDGER, FILE, LOCK)]
+                for path in (*others, folder / FILE):  # the journal last: it has the ledger
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+            except OSError as problem:
+                why, fix = problem.strerror or problem, "make it writable, and give `fedmutual leave` again"
+                raise RunError(f"{problem.filename or folder}: cannot be removed ({why}); {fix}") from None
     shutil.rmtree(state / WORK_FOLDER, ignore_errors=True)
 
 
