@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -51,6 +52,17 @@ def test_each_host_has_agreed_to_the_contract(tmp_path, monkeypatch):
     for party, call in (("site", lambda: open_site("north", other)), ("server", lambda: run_server(other, None, print))):
         with pytest.raises(ConfigError, match=rf"its 'algorithm.beta' is 0.5, and this {party} agreed to 0.6"):
             call()
+
+
+def test_a_site_that_joins_later_is_not_awaited(tmp_path, monkeypatch):
+    monkeypatch.setattr(plugins, "process_rule", None)
+    monkeypatch.setattr("fedmutual.sites.foreign.Coordinator", lambda *_: SimpleNamespace(run=lambda *_: None))
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    text, said = json.dumps(read_contract(contract(tmp_path, TABLES, joins={"west": 2}, wait=0.1)).record()), []
+    run_server(text, SimpleNamespace(list_connected=lambda: ("north", "south")), said.append)
+    assert said == []
+    run_server(text, SimpleNamespace(list_connected=lambda: ("north",)), said.append)
+    assert said == ["begins without south, which may join later"]
 
 
 def test_flares_own_simulator_has_the_bits_of_one_process(tmp_path, cli):

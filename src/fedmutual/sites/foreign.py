@@ -16,6 +16,7 @@ import torch
 from fedmutual.algorithms.peers import is_peer_to_peer
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.files import write_bytes
+from fedmutual.rundir.checkpoint import read_checkpoint
 from fedmutual.sites.contract import Contract, accept_contract, check_rounds, read_contract, read_submitted_contract
 from fedmutual.sites.coordinator import Coordinator, find_longest_message
 from fedmutual.sites.engine import TooFew
@@ -109,8 +110,9 @@ def run_server(text: object, transport: Transport, say: Say, pause: Callable[[],
     run, sites = folder / "server" / contract.name, contract.sites
     torch.set_num_threads(1)
     for _ in range(sites.retries + 1):
-        until = time.monotonic() + sites.wait
-        while (missing := set(sites.names) - set(transport.list_connected())) and time.monotonic() < until:
+        saved, until = read_checkpoint(run), time.monotonic() + sites.wait
+        awaited = {i for i in sites.names if sites.takes_part(i, saved.round if saved else 0)}
+        while (missing := awaited - set(transport.list_connected())) and time.monotonic() < until:
             time.sleep(0.5)
         if missing:
             say(f"begins without {', '.join(sorted(missing))}, which may join later")
