@@ -9,7 +9,7 @@ from fedmutual.core import Diverged
 from fedmutual.errors import RunError
 from fedmutual.studies import side_by_side
 from fedmutual.studies.run import can_stack
-from fedmutual.studies.study import Setting, Study, format_run
+from fedmutual.studies.study import Setting, Study, format_run, train_runs
 
 LABELS = ["slow, seed 3", "slow, seed 4", "fast, seed 3", "fast, seed 4"]
 
@@ -45,7 +45,7 @@ def test_runs_are_named_by_setting_and_seed(study, tmp_path):
 
 
 def test_after_a_tolerated_error_the_other_runs_are_trained(study, trained):
-    problems = study.train(resume=False, jobs=1, tolerated=(Diverged,))
+    problems = train_runs(study.runs, resume=False, jobs=1, tolerated=(Diverged,))
     assert trained == LABELS
     assert {folder: str(problem).partition(" in ")[0] for folder, problem in problems.items()} == {
         [*study.runs][1]: "client '0' diverged"
@@ -54,7 +54,7 @@ def test_after_a_tolerated_error_the_other_runs_are_trained(study, trained):
 
 def test_another_error_stops_the_other_runs(study, trained):
     with pytest.raises(Diverged):
-        study.train(resume=False, jobs=1, tolerated=(RunError,))
+        train_runs(study.runs, resume=False, jobs=1, tolerated=(RunError,))
     assert trained == LABELS[:2]
 
 

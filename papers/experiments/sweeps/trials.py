@@ -26,7 +26,7 @@ from fedmutual.errors import ConfigError
 from fedmutual.files import write_json
 from fedmutual.results.frame import read_run
 from fedmutual.rundir.file_names import CONFIG
-from fedmutual.studies.study import Setting, Study, list_seeds
+from fedmutual.studies.study import Setting, Study, list_seeds, train_runs
 from fedmutual_papers.collect import get_command
 from fedmutual_papers.measures import ENDPOINT, ENDS
 
@@ -79,7 +79,7 @@ class Trials:
         """Train the settings for a number of rounds, and read the curves; runs that have the rounds are left as they are."""
         wanted = [v for v in several if any(len(self.read(folder)) < rounds for folder in self.find_folders(v))]
         if wanted:
-            self.make_study(wanted, rounds).train(resume=True, jobs=self.jobs, tolerated=(Diverged,))
+            train_runs(self.make_study(wanted, rounds).runs, resume=True, jobs=self.jobs, tolerated=(Diverged,))
             for folder in (folder for values in wanted for folder in self.find_folders(values)):
                 self.read(folder)
         self.tried += [values for values in several if values not in self.tried]

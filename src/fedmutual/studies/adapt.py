@@ -31,7 +31,7 @@ from fedmutual.rundir.checkpoint import make_file_name, read_shared_state
 from fedmutual.rundir.file_names import ADAPT, CONFIG, FINE_TUNE, SCRATCH, server_folder
 from fedmutual.rundir.record_files import read_interface
 from fedmutual.studies.observers import Watch
-from fedmutual.studies.study import Setting, Study, check_folders, list_seeds
+from fedmutual.studies.study import Setting, Study, check_folders, list_seeds, train_runs
 from fedmutual.studies.trained_run import Run
 from fedmutual.tasks import make_task
 from fedmutual.user_code.recorded_code import check_tables, set_trust
@@ -92,7 +92,7 @@ def adapt(
         _check_same(folder, about, resume)
         check_folders(study.runs, resume)
         write_json(folder / ADAPT, about)
-        study.train(resume, watch)
+        train_runs(study.runs, resume, watch)
         metric = get_metric(make_task(shared.config.training.task))
         assert metric is not None  # `_SourceRun` has looked
         scores = "val_accuracy" if metric == ACCURACY else "val_metric"

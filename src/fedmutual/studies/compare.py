@@ -23,7 +23,7 @@ from fedmutual.rundir.record_files import write_record
 from fedmutual.rundir.schema import TunedRecord
 from fedmutual.settings import LEAST_TRIALS, RATE_FACTORS
 from fedmutual.studies.observers import Watch
-from fedmutual.studies.study import RunKey, Setting, Study, list_runs, list_seeds
+from fedmutual.studies.study import RunKey, Setting, Study, list_runs, list_seeds, train_runs
 from fedmutual.studies.sweep import SHARE, plan_combinations, train_sweep
 from fedmutual.studies.trained_run import Run, open_trained_run
 
@@ -144,14 +144,14 @@ def compare(
     The folder of a method "module:Class" is named without the colon, which Windows refuses.
 
     method_settings, tuned: as `list_variants` takes them; the chosen settings are written into each run's tuned.json.
-    watch, jobs: as `Study.train` takes them.
+    watch, jobs: as `train_runs` takes them.
 
     Raises:
-        UserError: as `Study.train`; errors of methods and folders are raised before the first training.
-        Diverged: as `Study.train`.
+        UserError: as `train_runs`; errors of methods and folders are raised before the first training.
+        Diverged: as `train_runs`.
     """
     study = Study(list_variants(config, methods, method_settings, tuned), list_seeds(config, seeds), out)
-    study.train(resume, watch, jobs)
+    train_runs(study.runs, resume, watch, jobs)
     for folder, ((method, _, *fold), _) in study.runs.items():
         if choice := (tuned or {}).get((method, *fold)):
             record = TunedRecord(

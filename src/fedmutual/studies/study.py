@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ def list_runs(config: Config, folder: Path) -> dict[Path, tuple[RunKey, Config]]
     """Return the run of one configuration; with split.folds one for each fold, in FOLDER/<fold>."""
     if config.split.folds is None or config.split.fold is not None:
         return {folder: ((), config)}
-    splits = [config.split.model_copy(update={"fold": fold}) for fold in range(config.split.folds)]
-    return {folder / str(s.fold): ((s.fold or 0,), config.model_copy(update={"split": s})) for s in splits}
+    splits = {fold: config.split.model_copy(update={"fold": fold}) for fold in range(config.split.folds)}
+    return {folder / str(fold): ((fold,), config.model_copy(update={"split": split})) for fold, split in splits.items()}
 
 
 def format_run(key: RunKey) -> str:
@@ -95,7 +96,7 @@ class Study:
     seeds: Sequence[int]
     out: Path
 
-    @property
+    @cached_property
     def runs(self) -> dict[Path, tuple[RunKey, Config]]:
         """Folder -> (which run, configuration), in the order of the settings and then of the seeds."""
         return {
@@ -112,17 +113,6 @@ class Study:
     def open_runs(self, setting: Setting) -> dict[int, Run]:
         """Return seed -> run, of the finished runs of a setting that this process has trained or resumed."""
         return {seed: open_trained_run(folder, setting.config) for seed, folder in self.find_folders(setting).items()}
-
-    def train(
-        self,
-        resume: bool,
-        watch: Watch | None = None,
-        jobs: int | None = None,
-        tolerated: tuple[type[Exception], ...] = (),
-        observers: Sequence[Observer] = (),
-    ) -> dict[Path, Exception]:
-        """As `train_runs`, of all runs."""
-        return train_runs(self.runs, resume, watch, jobs, tolerated, observers)
 
 
 def check_folders(runs: Runs, resume: bool) -> None:
@@ -163,27 +153,19 @@ def train_runs(
             be resumed; runs in common stacks were trained to their end.
     """
     check_folders(runs, resume)
-
-    def name_run(observer: Observer, key: RunKey) -> Observer:
-        def observe(event: Event) -> None:
-            observer(replace(event, run=key))
-
-        return observe
-
-    requests = [
-        RunRequest(
-            config,
-            folder,
-            resume,
-            [*(name_run(observer, key) for observer in observers), *([watch(format_run(key))] if watch else [])],
-        )
-        for folder, (key, config) in runs.items()
-    ]
+    requests = []
+    for folder, (key, config) in runs.items():
+        watching = [watch(format_run(key))] if watch else []
+        requests.append(RunRequest(config, folder, resume, [*(partial(_observe, o, key) for o in observers), *watching]))
     configs = [request.config for request in requests]
     is_stacked = can_stack(configs)
     queue = _StudyQueue([requests] if is_stacked else [[request] for request in requests], tolerated)
     train_queue(queue, 1 if is_stacked else limit_jobs(configs, 1 if observers and jobs is None else jobs))
     return queue.problems
+
+
+def _observe(observer: Observer, key: RunKey, event: Event) -> None:
+    observer(replace(event, run=key))
 
 
 class _StudyQueue:

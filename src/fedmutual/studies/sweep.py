@@ -38,7 +38,7 @@ from fedmutual.rundir.file_names import SUMMARY
 from fedmutual.scores import is_disclosed
 from fedmutual.studies import privacy_plan
 from fedmutual.studies.observers import Watch, make_warning_observers
-from fedmutual.studies.study import Setting, Study, check_folders, format_run, list_seeds
+from fedmutual.studies.study import Setting, Study, check_folders, format_run, list_seeds, train_runs
 from fedmutual.user_code.recorded_code import set_trust
 
 RESULT = "sweep.json"
@@ -222,7 +222,7 @@ def _list_local_only(settings: Sequence[Setting], several: Sequence[str]) -> lis
 
 
 def train_sweep(plan: SweepPlan, resume: bool = False, watch: Watch | None = None, jobs: int | None = None) -> Sweep:
-    """Train the plan, write OUT/sweep.json, and return the result. watch, jobs: as `Study.train` takes them.
+    """Train the plan, write OUT/sweep.json, and return the result. watch, jobs: as `train_runs` takes them.
 
     Raises:
         UserError: a folder, the data or a network is wrong; raised before the first run is trained.
@@ -230,7 +230,7 @@ def train_sweep(plan: SweepPlan, resume: bool = False, watch: Watch | None = Non
     study = plan.study
     check_folders(study.runs, resume)
     _rehearse(study)
-    diverged = study.train(resume, watch, jobs, tolerated=(Diverged,))
+    diverged = train_runs(study.runs, resume, watch, jobs, tolerated=(Diverged,))
     result = _judge_sweep(plan, diverged)
     write_json(study.out / RESULT, _make_sweep_record(plan, result))
     return result
