@@ -3,7 +3,7 @@
 import json
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 from rich.markup import escape
@@ -11,8 +11,6 @@ from rich.markup import escape
 from fedmutual.cli.terminal import Code, exit_with_error, make_table, out, print_text
 
 if TYPE_CHECKING:
-    from fedmutual.report.cells import PageTable
-    from fedmutual.results.worth import Worth
     from fedmutual.studies.sweep import Sweep
 
 
@@ -115,58 +113,30 @@ def print_sweep(result: "Sweep", file: Path) -> None:
         exit_with_error("every setting diverged. A smaller optimizer.lr is the usual fix", Code.DIVERGED)
 
 
-def print_worth(runs: list[Path], folder: Path, as_json: bool = False) -> None:
-    """Print what participants give to each other, and write page and JSON into the folder.
+def print_worth(runs: list[Path], folder: Path, as_json: bool = False, joining: str | None = None) -> None:
+    """Print what participants give to each other, or what one gains by joining, and write page and JSON into the folder.
 
     Raises:
         RunError: runs are missing or damaged, or differ in more than who takes part; or a file cannot be written.
     """
-    from fedmutual.report.worth import describe_worth, find_worth, make_worth_tables
-    from fedmutual.results.frame import read_runs
-    from fedmutual.results.worth import Worth
-
-    worth = Worth(read_runs(runs))
-    print_sheets(
-        worth,
-        f"Worth of the participants of {worth.name}",
-        find_worth(worth),
-        make_worth_tables(worth),
-        folder / "worth",
-        describe_worth(worth),
-        as_json,
-    )
-
-
-def print_joining(runs: list[Path], name: str, folder: Path) -> None:
-    """Print what one participant gains by joining, and write page and JSON. Raises RunError as `print_worth`."""
-    from fedmutual.report.worth import describe_joining, find_joining, make_joining_table
-    from fedmutual.results.frame import read_runs
-    from fedmutual.results.worth import Worth
-
-    read = read_runs(runs)
-    worth = Worth(read)
-    gains, chosen = worth.judge_joining(name, [run for run in read if not run.role.federates])
-    sentences, table = find_joining(worth, name, gains, chosen), make_joining_table(worth, name, gains)
-    title = f"Does {name} gain by joining {worth.name}?"
-    print_sheets(worth, title, sentences, [table], folder / "join", describe_joining(worth, name, gains, chosen))
-
-
-def print_sheets(
-    worth: "Worth",
-    title: str,
-    sentences: list[str],
-    tables: "list[PageTable]",
-    place: Path,
-    record: dict[str, Any],
-    as_json: bool = False,
-) -> None:
-    """Print tables and sentences, or JSON, and write PLACE.html and PLACE.json."""
     from fedmutual.files import write_json
+    from fedmutual.report import worth as report
     from fedmutual.report.terminal import make_sheet
-    from fedmutual.report.worth import write_worth
+    from fedmutual.results.frame import read_runs
+    from fedmutual.results.worth import Worth
 
+    facts = read_runs(runs)
+    worth = Worth(facts)
+    if joining is None:
+        place, title = folder / "worth", f"Worth of the participants of {worth.name}"
+        sentences, tables, record = report.find_worth(worth), report.make_worth_tables(worth), report.describe_worth(worth)
+    else:
+        place, title = folder / "join", f"Does {joining} gain by joining {worth.name}?"
+        joined = (worth, joining, *worth.judge_joining(joining, [run for run in facts if not run.role.federates]))
+        sentences, tables = report.find_joining(*joined), [report.make_joining_table(*joined[:3])]
+        record = report.describe_joining(*joined)
     page, file = place.with_suffix(".html"), place.with_suffix(".json")
-    write_worth(worth, title, sentences, tables, page)
+    report.write_worth(worth, title, sentences, tables, page)
     write_json(file, record)
     if as_json:
         typer.echo(json.dumps(record))

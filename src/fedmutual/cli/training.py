@@ -109,7 +109,7 @@ def compare(
         trained = _train_coalitions(
             "compare", config, set, folder, words, resume, jobs, seeds=seeds, most=runs, joining=join
         )
-        conclude.print_joining(trained, join, folder)
+        conclude.print_worth(trained, folder, joining=join)
         return
     overrides = parse_settings(set)
     config, names, method_settings = _choose_methods(file, methods, overrides)

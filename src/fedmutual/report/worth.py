@@ -1,19 +1,19 @@
 """What participants give to each other, as sentences, as a matrix, as a page and as JSON; and what joining gives to one."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fedmutual.report.cells import Column, PageTable, TableCell, format_spread, list_records, make_gain_cell, make_table
+from fedmutual.report.cells import Column, PageTable, TableCell, list_records, make_gain_cell, make_table
 from fedmutual.report.rendering import load_page_template, render_facts, write_text
 from fedmutual.results.estimate import Estimate, Missing, Value
 from fedmutual.results.scale import MetricScale
-from fedmutual.results.worth import Coalition, GainMatrix, Pair, Worth
+from fedmutual.results.worth import Coalition, GainMatrix, Worth
 
 _ALL, _MEAN = "all others", "mean of the others"
-_NUMBERS = ("", "_half_width", "_n", "_unit")
 
 
 def make_worth_tables(worth: Worth) -> list[PageTable]:
@@ -37,16 +37,13 @@ def _make_matrix_table(id: str, caption: str, matrix: GainMatrix, worth: Worth) 
     def read(other: str, one: str) -> Value | None:
         if other == one:
             return None
-        if one == _MEAN:
-            return matrix.measure_given(other)
-        return matrix.measure([(one, other)])
+        return matrix.measure_given(other) if one == _MEAN else matrix.measure([(one, other)])
 
     def form(value: Estimate | None) -> TableCell:
         if value is None:
             return TableCell("")
-        tone = {1: "gain", -1: "harm"}.get(value.sign, "")
-        shade = min(abs(value.mean) / (largest or 1), 1) if tone else None
-        return TableCell(scale.format_gain(value.mean), format_spread(value, scale), shade=shade, tone=tone)
+        cell = make_gain_cell(value, scale)
+        return replace(cell, sub="", shade=min(abs(value.mean) / (largest or 1), 1) if cell.tone else None)
 
     columns = [Column("who gains", numeric=False)]
     columns += [Column(i, "from", read=partial(read, i), form=form) for i in worth.participants]
@@ -58,28 +55,27 @@ def _make_matrix_table(id: str, caption: str, matrix: GainMatrix, worth: Worth) 
 
 def _list_pair_columns(worth: Worth) -> list[Column]:
     """Return the columns of CSV and JSON, a line for each pair."""
-    matrices = {"shapley": worth.shapley, "left_out": worth.left_out}
-    columns = [Column("", keys=("participant", "gains_from"), numbers=tuple)]
-    for key, matrix in matrices.items():
-        read = partial(_measure_pair, matrix)
-        columns.append(Column("", keys=tuple(f"{key}{n}" for n in _NUMBERS), read=read))
-    return columns
+    return [
+        Column("", keys=("participant", "gains_from"), numbers=tuple),
+        Column("", keys=_list_keys("shapley"), read=lambda pair: worth.shapley.measure([pair])),
+        Column("", keys=_list_keys("left_out"), read=lambda pair: worth.left_out.measure([pair])),
+    ]
 
 
-def _measure_pair(matrix: GainMatrix, pair: Pair) -> Value:
-    return matrix.measure([pair])
+def _list_keys(number: str) -> tuple[str, ...]:
+    """Return the keys of an estimate, in the order of `list_numbers`."""
+    return (number, f"{number}_half_width", f"{number}_n", f"{number}_unit")
 
 
 def describe_worth(worth: Worth) -> dict[str, Any]:
     """Return the numbers for JSON: fractions in [0, 1]; a missing number is None."""
-    matrices = {"shapley": worth.shapley, "left_out": worth.left_out}
-    given = [Column("", keys=("participant",))]
-    for key, matrix in matrices.items():
-        given.append(Column("", keys=tuple(f"{key}_given{n}" for n in _NUMBERS), read=matrix.measure_given))
-        given.append(Column("", keys=tuple(f"{key}_received{n}" for n in _NUMBERS), read=matrix.measure_received))
-    overlap = [
-        Column("", keys=("first", "second"), read=lambda pair: pair, numbers=tuple),
-        Column("", keys=tuple(f"overlap{n}" for n in _NUMBERS), read=worth.overlaps.__getitem__),
+    of_participants = [Column("", keys=("participant",))]
+    for key, matrix in (("shapley", worth.shapley), ("left_out", worth.left_out)):
+        of_participants.append(Column("", keys=_list_keys(f"{key}_given"), read=matrix.measure_given))
+        of_participants.append(Column("", keys=_list_keys(f"{key}_received"), read=matrix.measure_received))
+    of_overlaps = [
+        Column("", keys=("first", "second"), numbers=tuple),
+        Column("", keys=_list_keys("overlap"), read=worth.overlaps.__getitem__),
     ]
     return {
         "format": 1,
@@ -89,8 +85,8 @@ def describe_worth(worth: Worth) -> dict[str, Any]:
         "higher_is_better": worth.metric.is_higher_better,
         "runs": worth.runs,
         "pairs": list_records(_list_pair_columns(worth), worth.pairs),
-        "participants": list_records(given, worth.participants),
-        "overlaps": list_records(overlap, worth.overlaps),
+        "participants": list_records(of_participants, worth.participants),
+        "overlaps": list_records(of_overlaps, worth.overlaps),
     }
 
 
@@ -99,18 +95,18 @@ def find_worth(worth: Worth) -> list[str]:
     say = partial(render_facts, "worth.j2", MetricScale(metric=worth.metric))
     has_values = any(worth.shapley.numbers.values())
     matrix = worth.shapley if has_values else worth.left_out
-    given = {i: v for i in worth.participants if isinstance(v := matrix.measure_given(i), Estimate)}
-    ranked = sorted(given, key=lambda i: -given[i].mean)
-    helping, harming = ([i for i in ranked if given[i].sign == sign] for sign in (1, -1))
+    gains = {i: v for i in worth.participants if isinstance(v := matrix.measure_given(i), Estimate)}  # of the others, from i
+    ranked = sorted(gains, key=lambda i: -gains[i].mean)
+    helping, harming = ([i for i in ranked if gains[i].sign == sign] for sign in (1, -1))
     sentences = [say("answer", helping=[*map(_name, helping)], harming=[*map(_name, harming)])]
-    sentences += [say("given", name=_name(i), estimate=given[i]) for i in ranked if given[i].sign]
+    sentences += [say("given", name=_name(i), estimate=gains[i]) for i in ranked if gains[i].sign]
     overlaps = sorted(worth.overlaps.items(), key=lambda item: item[1].mean)
     sentences += [say("overlap", first=_name(a), second=_name(b), estimate=e) for (a, b), e in overlaps if e.sign < 0]
     for i in helping if has_values else ():
         loss = worth.left_out.measure_given(i)
         if isinstance(loss, Estimate) and loss.sign <= 0:
             sentences.append(say("replaceable", name=_name(i), estimate=loss))
-    number = max((e.n for e in given.values()), default=0)
+    number = max((e.n for e in gains.values()), default=0)
     sentences.append(say("method", unit=matrix.unit if has_values else "", number=number))
     return [*sentences, *([say("sites")] if worth.at_sites else [])]
 
@@ -119,9 +115,9 @@ def describe_joining(worth: Worth, name: str, gains: dict[Coalition, Estimate], 
     """Return what joining gives to one participant for JSON: a line for each coalition. Arguments: `Worth.judge_joining`."""
     columns = [
         Column("", keys=("with",), read=lambda c: _list_others(worth, name, c), numbers=lambda others: (others,)),
-        Column("", keys=tuple(f"gain{n}" for n in _NUMBERS), read=gains.__getitem__),
+        Column("", keys=_list_keys("gain"), read=gains.__getitem__),
     ]
-    best = Column("", keys=tuple(f"choosing_over_all{n}" for n in _NUMBERS))
+    best = Column("", keys=_list_keys("choosing_over_all"))
     about = {"format": 1, "name": worth.name, "method": worth.method, "metric": worth.metric.name, "participant": name}
     return about | list_records([best], [chosen])[0] | {"coalitions": list_records(columns, gains)}
 
@@ -133,7 +129,7 @@ def make_joining_table(worth: Worth, name: str, gains: dict[Coalition, Estimate]
         Column(f"{name} with", numeric=False, keys=("with",), read=lambda c: ", ".join(_list_others(worth, name, c))),
         Column(
             f"gain over training alone{scale.difference_head}",
-            keys=tuple(f"gain{n}" for n in _NUMBERS),
+            keys=_list_keys("gain"),
             read=gains.__getitem__,
             form=partial(make_gain_cell, scale=scale),
         ),
@@ -146,15 +142,10 @@ def find_joining(worth: Worth, name: str, gains: dict[Coalition, Estimate], chos
     """Return what one participant wins or loses by joining, and the best coalition for it, one sentence each."""
     say = partial(render_facts, "worth.j2", MetricScale(metric=worth.metric), name=_name(name))
     best = max(gains, key=lambda c: gains[c].mean)
-    facts: dict[str, Any] = {
-        "number": len(gains),
-        "others": [*map(_name, _list_others(worth, name, best))],
-        "best": gains[best],
-    }
-    is_measured = not isinstance(chosen, Missing)
+    others, is_measured = [*map(_name, _list_others(worth, name, best))], not isinstance(chosen, Missing)
     return [
         say("joining", all=gains[frozenset(worth.participants)]),
-        say("best", **facts, chosen=chosen, is_measured=is_measured),
+        say("best", number=len(gains), others=others, best=gains[best], chosen=chosen, is_measured=is_measured),
     ]
 
 
@@ -174,5 +165,5 @@ def write_worth(worth: Worth, title: str, sentences: Sequence[str], tables: Sequ
         RunError: `out` cannot be written, or is a file of another kind.
     """
     about = f"{worth.method}, {len(worth.participants)} participants, {worth.runs} runs; 95 % intervals"
-    page = load_page_template("worth.html.j2")
+    page = load_page_template("sheet.html.j2")
     write_text(page.render(title=title, about=about, sentences=sentences, tables=tables, version=version("fedmutual")), out)

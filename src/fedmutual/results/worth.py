@@ -134,7 +134,7 @@ class Worth:
         self.scores: dict[int, dict[Coalition, dict[str, float]]] = {}
         self._grain = 0.0
         for run in finished:
-            self.scores.setdefault(run.seed, {})[frozenset(list_members(run))] = read_scores(run)
+            self.scores.setdefault(run.seed, {})[frozenset(list_members(run))] = read_member_scores(run)
             rows = run.get_rows(run.reached).values()
             self._grain = max(self._grain, *(compute_grain(row.find_number("examples"), self.metric) for row in rows), 0.0)
 
@@ -173,8 +173,8 @@ class Worth:
         for seed, scores in self.scores.items():
             order = draw_order(self.participants, seed)
             with suppress(KeyError):
-                for pair, *weight_and_gain in [g for o in (order, order[::-1]) for g in weigh_gains(scores, o)]:
-                    weighed[pair][seed] = (weight_and_gain[0], weight_and_gain[1])
+                for pair, weight, gain in [g for o in (order, order[::-1]) for g in weigh_gains(scores, o)]:
+                    weighed[pair][seed] = weight, gain
         return self._make_matrix({pair: spread_ratio(of_pair) for pair, of_pair in weighed.items()}, "orders")
 
     @cached_property
@@ -199,7 +199,7 @@ class Worth:
         Raises:
             RunError: no run of local-only training has the seed of another run.
         """
-        starts = {run.seed: of_one[name] for run in alone if name in (of_one := read_scores(run))}
+        starts = {run.seed: of_one[name] for run in alone if name in (of_one := read_member_scores(run))}
         gains: dict[Coalition, dict[int, float]] = {}
         for seed, scores in self.scores.items():
             for coalition, of_members in scores.items():
@@ -230,7 +230,7 @@ def list_members(run: RunFacts) -> tuple[str, ...]:
     return tuple(run.partition.clients or run.environment.clients)
 
 
-def read_scores(run: RunFacts) -> dict[str, float]:
+def read_member_scores(run: RunFacts) -> dict[str, float]:
     """Return participant -> its model's main metric on own validation rows after the last round; greater is better."""
     sign, rows = 1 if run.metric.is_higher_better else -1, run.get_rows(run.reached)
     return {i: sign * (row.find_number(run.metric.name) or 0.0) for i, row in rows.items() if i is not None}

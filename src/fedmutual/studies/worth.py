@@ -1,7 +1,7 @@
 """Train coalitions: the same federation with some participants absent, to learn what each one gives to each other one."""
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +22,6 @@ from fedmutual.studies.study import Setting, Study, check_folders, list_seeds, t
 
 EXACT = 6  # participants at most whose coalitions are all trained
 LEAST_ORDERS = 3  # of an interval
-PRECISION = 0.01  # half the width of an interval
 
 
 class WorthPlan(NamedTuple):
@@ -70,13 +69,12 @@ def plan_worth(
     if len(participants) < 2 or (joining is not None and joining not in participants):
         known = f"there are {', '.join(participants)}" if joining else "there is one participant"
         raise ConfigError(f"{what}: {known}; " + ("name one of them" if joining else "it needs two or more"))
-    everyone = frozenset(participants)
-    without = [everyone, *(everyone - {i} for i in participants if i != joining)]
-    coalitions, is_exact = without, len(participants) <= EXACT and not only_left_out
+    everyone, is_exact = frozenset(participants), len(participants) <= EXACT and not only_left_out
     if is_exact:
         coalitions = [frozenset(c) for k in range(len(everyone), 0, -1) for c in itertools.combinations(participants, k)]
-    elif joining is not None:
-        coalitions += [frozenset((joining, i)) for i in participants if i != joining]
+    else:
+        coalitions = [everyone, *(everyone - {i} for i in participants)]
+        coalitions += [frozenset((joining, i)) for i in participants if joining is not None]
     if joining is not None:
         coalitions = [c for c in coalitions if joining in c and len(c) > 1]
     settings = [_make_setting(config, participants, c) for c in coalitions]
@@ -99,17 +97,18 @@ def plan_worth(
         cost += f", then at most {len(studies) - 1} orders of {len(steps)} coalitions"
     if count > most:
         fix = f"allow them with --runs {count}, or take fewer --seeds"
-        fix += "" if joining or only_left_out else f", or --left-out, which takes {len(without) * seeds}"
+        fix += "" if joining or only_left_out else f", or --left-out, which takes {(len(everyone) + 1) * seeds}"
         raise ConfigError(f"{what}: {cost} are {count} runs, more than {most}; {fix}")
     return WorthPlan(participants, tuple(studies), f"{cost}: {count} runs")
 
 
 def train_worth(
-    plan: WorthPlan, resume: bool = False, watch: Watch | None = None, jobs: int | None = None, precision: float = PRECISION
+    plan: WorthPlan, resume: bool = False, watch: Watch | None = None, jobs: int | None = None, precision: float = 0.0
 ) -> list[Path]:
     """Train the coalitions, and return the folders of the runs. resume, watch, jobs: as `train_runs` takes them.
 
-    Orders end early when half of every interval is at most `precision`, in the unit of the metric (0.01 is one point).
+    Orders end early when half of every interval is at most `precision`, in the unit of the metric (0.01 is one point). An
+    interval that ends them may be narrow by chance, and no interval is corrected for this.
 
     Raises:
         UserError, Diverged: as `train_runs`.
@@ -141,8 +140,7 @@ def _list_participants(config: Config) -> tuple[str, ...]:
 
 
 def _make_setting(config: Config, participants: Sequence[str], coalition: Coalition) -> Setting:
-    members: Iterable[str] = (i for i in participants if i in coalition)
-    label = ", ".join(members := tuple(members))
-    everyone = len(members) == len(participants)  # an ordinary run
-    chosen = config.model_copy(update={"participants": None if everyone else members})
-    return Setting(label, chosen, make_folder_name(label))
+    members = tuple(i for i in participants if i in coalition)
+    label = ", ".join(members)
+    key = None if len(members) == len(participants) else members  # None: an ordinary run
+    return Setting(label, config.model_copy(update={"participants": key}), make_folder_name(label))
