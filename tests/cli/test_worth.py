@@ -71,8 +71,8 @@ def test_joining_is_what_a_loop_over_coalitions_finds(joined, cli):
                 others = tuple(i for i in members if i != "south")
                 expected[others] = [train(members, seed, "fedavg") - alone[k] for k, seed in enumerate(seeds)]
     record = json.loads(Path("j/join.json").read_text())
-    found = {tuple(line["with"]): line["gain"] for line in record["coalitions"]}
-    assert found == {others: fmean(gains) for others, gains in expected.items()}
+    gains = {tuple(line["with"]): line["gain"] for line in record["coalitions"]}
+    assert gains == {others: fmean(of_seeds) for others, of_seeds in expected.items()}
     first = max(expected, key=lambda others: expected[others][1])  # the other seed chooses
     second = max(expected, key=lambda others: expected[others][0])
     over_all = [expected[c][k] - expected["north", "east", "west"][k] for k, c in enumerate((first, second))]
@@ -141,13 +141,13 @@ def test_planted_participants_are_found_by_training(tmp_path, in_tmp_path, cli):
     )
     out, _ = cli.run("worth", "planted.toml", "--set", "rounds=4", "--seeds", 5, "--out", "w")
     record = json.loads(Path("w/worth.json").read_text())
-    given = {line["participant"]: line for line in record["participants"]}
+    lines = {line["participant"]: line for line in record["participants"]}
 
     def bounds(line, key):
         return line[key] - line[f"{key}_half_width"], line[key] + line[f"{key}_half_width"]
 
-    assert bounds(given["noise"], "shapley_given")[1] < 0
-    assert bounds(given["rare"], "shapley_given")[0] > 0
+    assert bounds(lines["noise"], "shapley_given")[1] < 0
+    assert bounds(lines["rare"], "shapley_given")[0] > 0
     overlaps = {(line["first"], line["second"]): line for line in record["overlaps"]}
     assert min(overlaps, key=lambda pair: overlaps[pair]["overlap"]) == ("south", "copy")
     assert bounds(overlaps["south", "copy"], "overlap")[1] < 0

@@ -58,12 +58,12 @@ def test_shapley_values_are_the_mean_over_all_orders_in_which_others_join(number
 def test_an_overlap_is_the_mean_over_orders_in_which_the_two_join_together(number):
     one, first, second, *rest = NAMES[:number]
     scores = draw_scores(NAMES[:number])
-    found = []
+    of_orders = []
     for order in itertools.permutations([*rest, None]):
         before = (one, *order[: order.index(None)])
         both, a, b, none = (scores[frozenset((*before, *m))][one] for m in ((first, second), (first,), (second,), ()))
-        found.append(both - a - b + none)
-    assert compute_overlap(scores, one, (first, second), rest) == pytest.approx(fmean(found), abs=1e-12)
+        of_orders.append(both - a - b + none)
+    assert compute_overlap(scores, one, (first, second), rest) == pytest.approx(fmean(of_orders), abs=1e-12)
 
 
 @pytest.mark.parametrize("number", [3, 4, 5])
@@ -107,9 +107,9 @@ def test_planted_participants_are_found(tmp_path):
     names = NAMES[:4]
     worth = Worth(read_runs(write_coalitions(tmp_path, names, list_coalitions(names))))
     assert (worth.participants, worth.runs, worth.shapley.unit) == (names, 60, "seeds")
-    given = {i: worth.shapley.measure_given(i) for i in names}
-    assert {i: e.sign for i, e in given.items()} == {"a": 1, "b": 1, "c": 1, "d": -1}
-    assert given["a"].mean == pytest.approx(0.2, abs=0.01)
+    gains = {i: worth.shapley.measure_given(i) for i in names}
+    assert {i: e.sign for i, e in gains.items()} == {"a": 1, "b": 1, "c": 1, "d": -1}
+    assert gains["a"].mean == pytest.approx(0.2, abs=0.01)
     assert worth.shapley.measure([("b", "c")]).mean == pytest.approx(0, abs=0.01), "a copy adds nothing to its original"
     assert worth.shapley.measure([("a", "b")]).mean == pytest.approx(0.05, abs=0.01), "each counts half"
     assert worth.left_out.measure([("a", "b")]).sign <= 0, "its copy is still there"

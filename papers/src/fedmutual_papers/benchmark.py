@@ -52,12 +52,12 @@ def compare_methods(measured_cells: Sequence[MeasuredCell]) -> list[Judgement]:
         if method in measured.cell.shown and rival != method
     ]
     pairs = {_identify_pair(j): (j,) for j in judged}  # the same comparison the other way round has the same p-value
-    adjusted = {pair: found for pair, (found,) in zip(pairs, adjust_family([*pairs.values()]), strict=True)}
+    decided = {pair: one for pair, (one,) in zip(pairs, adjust_family([*pairs.values()]), strict=True)}
 
     def take(judged: Judgement) -> Judgement:
-        found = adjusted[_identify_pair(judged)]
-        look = judged.first if judged.first and found.first is None else judged  # the look that decided
-        return replace(look, adjusted=found.adjusted)
+        pair = decided[_identify_pair(judged)]
+        look = judged.first if judged.first and pair.first is None else judged  # the look that decided
+        return replace(look, adjusted=pair.adjusted)
 
     return [take(j) for j in judged]
 

@@ -244,7 +244,7 @@ def group_runs(runs: Sequence[RunFacts]) -> list[RunComparison]:
         RunError: tuned.json of a run is damaged.
     """
     groups: dict[str, list[RunFacts]] = {}
-    for run in join_folds([part for whole in runs for part in split_baseline(whole)]):
+    for run in join_folds([part for recorded in runs for part in split_baseline(recorded)]):
         same = {k: v for k, v in flatten_table({key: run.config.get(key, {}) for key in _SAME_DATA}) if is_distinctive(k)}
         key = json.dumps([run.partition.source, run.partition.classes, same], sort_keys=True, default=str)
         groups.setdefault(key, []).append(run)

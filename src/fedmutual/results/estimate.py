@@ -100,12 +100,9 @@ def compute_newcombe_interval(first: tuple[float, int], second: tuple[float, int
     Newcombe, Interval estimation for the difference between independent proportions, 1998, method 10,
     https://doi.org/10.1002/(SICI)1097-0258(19980430)17:8%3C873::AID-SIM779%3E3.0.CO;2-I.
     """
-    (a, b), ((low, high), (other_low, other_high)) = (first[0], second[0]), map(_compute_wilson, (first, second))
+    (a, _), (b, _) = first, second
+    (low, high), (other_low, other_high) = (compute_wilson_interval(*share) for share in (first, second))
     return a - b - math.hypot(a - low, other_high - b), a - b + math.hypot(high - a, b - other_low)
-
-
-def _compute_wilson(share: tuple[float, int]) -> tuple[float, float]:
-    return compute_wilson_interval(*share)
 
 
 def get_limit(metric: Metric) -> float:

@@ -310,10 +310,8 @@ def read_run(folder: Path) -> RunFacts:
     for number, (earlier, later) in enumerate(itertools.pairwise(evaluations), 2):
         if later.round <= earlier.round:
             raise make_line_error(folder / METRICS, number, f"round {later.round} follows round {earlier.round}")
-    settings, partition = (
-        check_record(folder / CONFIG, RunSettings, config),
-        read_record(folder / PARTITION, RecordedPartition),
-    )
+    settings = check_record(folder / CONFIG, RunSettings, config)
+    partition = read_record(folder / PARTITION, RecordedPartition)
     if settings.participants is not None:  # the others had rows, and took no part
         taking_part = {i: rows for i, rows in partition.clients.items() if i in settings.participants}
         partition = partition.model_copy(update={"clients": taking_part})

@@ -44,7 +44,7 @@ class FileScore:
     classes: tuple[str, ...]  # or labels, times or several numbers
     values: Mapping[str, Any]  # as `score` of the task returns them: numbers, None, or a list with a number for each class
     metric: Metric | None  # the main metric of the task, if the task has one
-    interval: tuple[float, float] | None  # 95 % of the main metric over the rows; None where a resample has no such score
+    interval: Interval  # 95 % of the main metric over the rows; None where a resample has no such score
     training_rows: int | None  # rows of the file that the model was trained on; None: the run's data cannot be read again
     groups: Mapping[str, "GroupScore"] | None = None  # by value of a column
 
@@ -98,17 +98,21 @@ def score(answering: AnsweringModel, rows: Any, label: Label = None, by: str | N
             f"{file}: {format_count(training_rows, 'row')} of {len(targets):,} {'is' if training_rows == 1 else 'are'} in "
             f"the training data {whose}, so the score says less about new rows; score rows that the run did not train on"
         )
-    interval = None if metric is None else _find_interval(task, metric, outputs, targets)
+    interval = None if metric is None else _find_interval(task, metric, outputs, targets, [torch.arange(len(targets))])
     return FileScore(file, answering.description, answering.names, values, metric, interval, training_rows, groups)
 
 
-def _find_interval(task: Task, metric: Metric, outputs: Tensor, targets: Tensor) -> Interval:
-    """Return the 95 % interval of the main metric; see `score`."""
+def _find_interval(task: Task, metric: Metric, outputs: Tensor, targets: Tensor, parts: Sequence[Tensor]) -> Interval:
+    """Return the 95 % interval of the main metric of some rows, or of the difference between two groups; see `score`."""
     if metric != ACCURACY:
-        return _resample(task, metric, outputs, [torch.arange(len(targets))], targets)
-    values = task.score(outputs, targets)
-    share, count = values[metric.name], values.get("examples", len(targets))
-    return None if share is None else compute_wilson_interval(share, count)
+        return _resample(task, metric, outputs, parts, targets)
+    shares = []
+    for rows in parts:
+        values = task.score(outputs[rows], targets[rows])
+        if values[metric.name] is None:
+            return None
+        shares.append((values[metric.name], values.get("examples", len(rows))))
+    return compute_newcombe_interval(*shares) if len(shares) == 2 else compute_wilson_interval(*shares[0])
 
 
 def _score_groups(
@@ -119,19 +123,13 @@ def _score_groups(
         is_member = torch.from_numpy(groups == name)
         parts = [rows for rows in (is_member.nonzero()[:, 0], (~is_member).nonzero()[:, 0]) if len(rows)]
         scores = [task.score(outputs[rows], targets[rows]) for rows in parts]
-        values, counts = (
-            [s[metric.name] for s in scores],
-            [s.get("examples", len(rows)) for s, rows in zip(scores, parts, strict=True)],
-        )
-        difference, interval = None, None
+        count, values = scores[0].get("examples", len(parts[0])), [s[metric.name] for s in scores]
+        intervals = [_find_interval(task, metric, outputs, targets, parts[:1]), None]
+        difference = None
         if len(parts) == 2 and None not in values:
             difference = values[0] - values[1]
-            if metric == ACCURACY:
-                interval = compute_newcombe_interval((values[0], counts[0]), (values[1], counts[1]))
-            else:
-                interval = _resample(task, metric, outputs, parts, targets)
-        own = _find_interval(task, metric, outputs[parts[0]], targets[parts[0]])
-        yield name, GroupScore(counts[0], values[0], own, difference, interval)
+            intervals[1] = _find_interval(task, metric, outputs, targets, parts)
+        yield name, GroupScore(count, values[0], intervals[0], difference, intervals[1])
 
 
 def _split(rows: Sequence[int]) -> Iterator[Sequence[int]]:
