@@ -436,26 +436,23 @@ def own_prototypes(i, body):
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
-def test_two_rounds_of_fedproto(weighting):
-    lam, y = 0.7, Y["1"]
+def test_two_rounds_of_fedproto(weighting, monkeypatch):
+    lam = 0.7
     personal_weights = {i: [BODY + 0.1 * k, HEAD - 0.1 * k] for k, i in enumerate(X)}
     algorithm = FedProto(proto_lam=lam, proto_weighting=weighting, **ONE).algorithm()
-    Y["1"] = np.ones(3, dtype=int)  # a client without the class 0
-    try:
-        ours = clients(algorithm, personal_weights=personal_weights)
-        shared_state = federation(algorithm, ours, rounds=2, start=algorithm.begins(stacked([BODY, HEAD]), 2))
-        prototypes, known = np.zeros((2, 3)), np.zeros(2)
-        for _ in range(2):
-            sent = {}
-            for i in X:
-                head, body = halves(i, *personal_weights[i], prototypes, known, lam)
-                personal_weights[i] = [personal_weights[i][0] - LR * body, personal_weights[i][1] - LR * head]
-                sent[i] = own_prototypes(i, personal_weights[i][0])
-            shares = np.stack([n if weighting == "samples" else (n > 0) for _, n in sent.values()]).astype(float)
-            prototypes = sum(p * share[:, None] for (p, _), share in zip(sent.values(), shares, strict=True))
-            prototypes, known = prototypes / shares.sum(0)[:, None], (shares.sum(0) > 0).astype(float)
-    finally:
-        Y["1"] = y
+    monkeypatch.setitem(Y, "1", np.ones(3, dtype=int))  # a client without the class 0
+    ours = clients(algorithm, personal_weights=personal_weights)
+    shared_state = federation(algorithm, ours, rounds=2, start=algorithm.begins(stacked([BODY, HEAD]), 2))
+    prototypes, known = np.zeros((2, 3)), np.zeros(2)
+    for _ in range(2):
+        sent = {}
+        for i in X:
+            head, body = halves(i, *personal_weights[i], prototypes, known, lam)
+            personal_weights[i] = [personal_weights[i][0] - LR * body, personal_weights[i][1] - LR * head]
+            sent[i] = own_prototypes(i, personal_weights[i][0])
+        shares = np.stack([n if weighting == "samples" else (n > 0) for _, n in sent.values()]).astype(float)
+        prototypes = sum(p * share[:, None] for (p, _), share in zip(sent.values(), shares, strict=True))
+        prototypes, known = prototypes / shares.sum(0)[:, None], (shares.sum(0) > 0).astype(float)
     assert np.abs(shared_state[PROTOTYPES].numpy() - prototypes).max() < 1e-6  # they cross as float32
     assert shared_state[EXAMPLES].tolist() == ([2, 6] if weighting == "samples" else [2, 3])
     for one in ours:
@@ -463,28 +460,25 @@ def test_two_rounds_of_fedproto(weighting):
             assert np.abs(weight(one.nets["personal"][k]) - personal_weights[one.id][k]).max() < 1e-6
 
 
-def test_three_rounds_of_fd():
+def test_three_rounds_of_fd(monkeypatch):
     """Cross-entropy, and gamma times that to the others' mean posterior of the class; client "1" alone has no class 0."""
-    gamma, y = 0.7, Y["1"]
+    gamma = 0.7
     phase = FD(fd_weight=gamma, **ONE)
-    Y["1"] = np.ones(3, dtype=int)
-    try:
-        ours = clients(phase.algorithm())
-        federation(phase.algorithm(), ours, rounds=3, start=phase.begins(layer(SHARED), 2))
-        w, sent = dict(OWN), {}
-        for _ in range(3):
-            for i in X:
-                p = softmax(X[i] @ w[i].T)
-                dz = p - np.eye(2)[Y[i]]
-                for c in range(2):
-                    others = [sent[j][c] for j in sent if j != i and c in sent[j]]
-                    if others:
-                        dz[Y[i] == c] += gamma * (p[Y[i] == c] - np.mean(others, axis=0))
-                w[i] = w[i] - LR * dz.T @ X[i] / len(X[i])
-            p = {i: softmax(X[i] @ w[i].T) for i in X}
-            sent = {i: {c: p[i][Y[i] == c].mean(0) for c in set(Y[i].tolist())} for i in X}
-    finally:
-        Y["1"] = y
+    monkeypatch.setitem(Y, "1", np.ones(3, dtype=int))
+    ours = clients(phase.algorithm())
+    federation(phase.algorithm(), ours, rounds=3, start=phase.begins(layer(SHARED), 2))
+    w, sent = dict(OWN), {}
+    for _ in range(3):
+        for i in X:
+            p = softmax(X[i] @ w[i].T)
+            dz = p - np.eye(2)[Y[i]]
+            for c in range(2):
+                others = [sent[j][c] for j in sent if j != i and c in sent[j]]
+                if others:
+                    dz[Y[i] == c] += gamma * (p[Y[i] == c] - np.mean(others, axis=0))
+            w[i] = w[i] - LR * dz.T @ X[i] / len(X[i])
+        p = {i: softmax(X[i] @ w[i].T) for i in X}
+        sent = {i: {c: p[i][Y[i] == c].mean(0) for c in set(Y[i].tolist())} for i in X}
     for one in ours:
         assert np.abs(weight(one.nets["personal"]) - w[one.id]).max() < 1e-6  # means cross as float32
 
@@ -649,28 +643,26 @@ def test_a_round_of_fedkd():
         )
 
 
-def test_two_rounds_of_proxyfl():
+def test_two_rounds_of_proxyfl(monkeypatch):
     """Four peers that learn from labels only: each sends to the next first, then to the one after it."""
-    X["3"], Y["3"], a = X["0"][:2], Y["1"][:2], 0.25
-    try:
-        ids = ("0", "1", "2", "3")
-        personal_weights = OWN | {"3": SHARED}
-        algorithm = ProxyFL(alpha=1, beta=1, own_share=a, **ONE).algorithm()
-        ours = clients(algorithm, ids=ids, personal_weights=personal_weights)
-        shared_state = federation(algorithm, ours, rounds=2, start=make_proxy_state(ids, 2, start()))
-        theta = dict.fromkeys(ids, SHARED)
-        for hop in (1, 2):
-            theta = {i: t - LR * gradient(i, t) for i, t in theta.items()}
-            theta = {i: a * theta[i] + (1 - a) * theta[ids[(k - hop) % 4]] for k, i in enumerate(ids)}
-        for client in ours:
-            personal = personal_weights[client.id]
-            for _ in range(2):
-                personal = personal - LR * gradient(client.id, personal)
-            assert np.abs(weight(client.nets["meme"]) - theta[client.id]).max() < 1e-12
-            assert np.abs(weight(client.nets["personal"]) - personal).max() < 1e-12
-            assert float(client.memory["mass"]) == 1.0
-    finally:
-        del X["3"], Y["3"]
+    monkeypatch.setitem(X, "3", X["0"][:2])
+    monkeypatch.setitem(Y, "3", Y["1"][:2])
+    ids = ("0", "1", "2", "3")
+    personal_weights = OWN | {"3": SHARED}
+    algorithm = ProxyFL(alpha=1, beta=1, own_share=0.25, **ONE).algorithm()
+    ours = clients(algorithm, ids=ids, personal_weights=personal_weights)
+    shared_state = federation(algorithm, ours, rounds=2, start=make_proxy_state(ids, 2, start()))
+    theta = dict.fromkeys(ids, SHARED)
+    for hop in (1, 2):
+        theta = {i: t - LR * gradient(i, t) for i, t in theta.items()}
+        theta = {i: 0.25 * theta[i] + 0.75 * theta[ids[(k - hop) % 4]] for k, i in enumerate(ids)}
+    for client in ours:
+        personal = personal_weights[client.id]
+        for _ in range(2):
+            personal = personal - LR * gradient(client.id, personal)
+        assert np.abs(weight(client.nets["meme"]) - theta[client.id]).max() < 1e-12
+        assert np.abs(weight(client.nets["personal"]) - personal).max() < 1e-12
+        assert float(client.memory["mass"]) == 1.0
     assert not [k for k in shared_state if "/" in k], "the relay forgets what it forwarded"
 
 
