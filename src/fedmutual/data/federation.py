@@ -94,8 +94,8 @@ def load(
     statistics: Statistics | None = None
     if config.data.mean == FEDERATED:
         if moments is None:
-            of_all = list_training_rows(config, data_by_client)
-            statistics = sum_clients({i: rows for i, rows in of_all.items() if config.takes_part(i)})
+            rows_by_client = list_training_rows(config, data_by_client)
+            statistics = sum_clients({i: rows for i, rows in rows_by_client.items() if config.takes_part(i)})
             moments = statistics.moments
         data_by_client = {i: standardize(one, moments) for i, one in data_by_client.items()}
     federation = (

@@ -187,14 +187,12 @@ def read_rows(
     numbers: bool = False,
     frame: pd.DataFrame | None = None,
 ) -> Part:
-    """Return the named columns of a CSV or Parquet file as x [n, columns], and the labels if the rows are `labelled`.
-
-    frame: a table in memory, and `path` is its name.
+    """Return the named columns of a CSV or Parquet file as x [n, columns]; of `labelled` rows the labels and groups, too.
 
     Other columns are ignored, and the order of columns in the file has no effect.
     config: how the cells of the client's own files are read (`data.replace`, `data.date_format`), and the columns of labels
     (`data.label`), as in `read_table`. encoding: the encoding that the values [n, columns] are for, float64 with NaN for
-    missing cells; None: they are features, float32. numbers: as in `read_table`.
+    missing cells; None: they are features, float32. numbers: as in `read_table`. frame: a table that `path` only names.
 
     Raises:
         BadRows: a column is missing, or cells cannot be used.

@@ -71,7 +71,8 @@ def list_site_keys() -> Iterator[tuple[str, str]]:
 _METHODS = """# All methods
 
 `fedmutual list methods` prints this page from what each class declares, and `fedmutual list NAME` the settings of a method.
-[Comparing methods](comparing.md) trains several. They run on every engine. The table has for each value of `algorithm.name`:
+[Comparing methods](comparing.md) trains several. Each method runs on every engine. The table has for each value of
+`algorithm.name`:
 
 - networks: `one` for all clients; `any` network of a client's own; `one + any`: both; `one head`: any networks whose last
   layers have one shape. With `model.part` clients of methods with `one` share a part and keep the rest.
