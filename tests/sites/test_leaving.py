@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed (the extra fedmutual[sites])")
 
+from fedmutual.cli.sites import _run_until_stopped
 from fedmutual.errors import RunError
 from fedmutual.sites import leaving, monitor
 from fedmutual.sites.flare.controller import find_left
@@ -178,6 +179,15 @@ def test_the_process_of_a_site_ends_when_the_server_knows(tmp_path, monkeypatch)
     thread = leaving.end_when_told(tmp_path, ["wards-1"])
     thread.join(5)
     assert len(ended) == 1
+
+
+def test_the_process_ends_with_0_where_a_contract_has_several_runs(tmp_path, monkeypatch, capsys):
+    write_leave(tmp_path, Leave(runs=("wards-0", "wards-1"), wipe=False, is_told=True))
+    monkeypatch.setattr("fedmutual.sites.flare.workspace.run_process", lambda *words: words[-1](KeyboardInterrupt()))
+    _run_until_stopped(None, tmp_path, {"contracts": [{"name": "wards"}]}, ["wards-0", "wards-1"])
+    assert "this site has left the federation" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        _run_until_stopped(None, tmp_path, {"contracts": [{"name": "other"}]}, ["other"])
 
 
 def test_a_real_site_leaves_ends_with_0_and_status_has_the_words(tmp_path):

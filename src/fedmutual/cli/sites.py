@@ -5,7 +5,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -182,7 +182,7 @@ def site(
             print_text(f"{obstacle.text}. The site tries again until the server answers", soft_wrap=True)
         leaving.end_when_told(site_config.state, names)
         pointer = {"config": str(site_config.source), "contracts": [agreed.record()], "rounds": agreed.config.rounds}
-        _run_until_stopped(site_kit, site_config.state, {**pointer, LONGEST_MESSAGE: longest})
+        _run_until_stopped(site_kit, site_config.state, {**pointer, LONGEST_MESSAGE: longest}, names)
 
 
 def leave(
@@ -382,13 +382,16 @@ def _print_leaves(runtime: "SiteRuntime") -> None:
     print_text(describe_disclosure(runtime.experiment, runtime.site, runtime.trains_alone), soft_wrap=True)
 
 
-def _run_until_stopped(kit: "kits.Kit", state: Path, pointer: Mapping[str, Any]) -> None:
-    """Run FLARE's process of a participant until it is stopped; exit with the code of the reason."""
+def _run_until_stopped(kit: "kits.Kit", state: Path, pointer: Mapping[str, Any], runs: Collection[str] = ()) -> None:
+    """Run FLARE's process of a participant until it is stopped; exit with the code of the reason.
+
+    runs: the names of the federation's runs, which a site may leave.
+    """
     from fedmutual.sites.flare.workspace import run_process
     from fedmutual.sites.leaving import has_left
 
     def print_end(interrupt: KeyboardInterrupt) -> int:
-        if has_left(state, [contract["name"] for contract in pointer.get("contracts", ())]):
+        if has_left(state, runs):
             print_text("this site has left the federation; its ledger is closed")
             return 0
         is_sigterm = isinstance(interrupt, Terminated)
