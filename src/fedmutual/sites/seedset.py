@@ -206,14 +206,14 @@ def collect_seedset(
         is_known = use.labelled or (all_have and use.own_labels and i == site)
         path, one = make_seedset_path(folder, i), _read_part(folder, i, is_known)
         _check(path, find_mismatch(one, find_image_shape(space.shape), classes, prepared[site].scaled))
-        if mine.rows is not None and i == site and not _is_equal(one, mine):
+        is_mine = mine.rows is not None and i == site
+        if is_mine and not _is_equal(one, mine):
             raise DataError(
                 f"{path}: the file does not contain the public rows that this site's split selects; the file was made with "
                 "another seed, another split or other data; write the file again with `fedmutual data give`, and send it to "
                 "all sites"
             )
         # what the set lacks of this site's classes is said here
-        is_mine = mine.rows is not None and i == site
         parts[i] = mine._replace(trained=[0] * len(classes)) if is_mine else _read_site_part(one, path, like)
         if agreed is not None:
             _check_agreed(path, i, _gather_parts({i: parts[i]}, classes).summary(use.labelled), agreed)

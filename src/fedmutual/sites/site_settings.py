@@ -167,7 +167,7 @@ def export_seedset(file: Path, site: Path, folder: Path) -> list[SeedsetFile]:
                 f"{file}: algorithm {config.algorithm['name']!r} has no public seed set to export; `fedmutual data give` is "
                 "for contracts with an algorithm that has one, such as fedh2l"
             )
-        read, all_have = prepare(config), config.split.public_file is not None
+        read, public_file = prepare(config), config.split.public_file
         federation = load(config, read, gathered=lambda *_: None)
         if isinstance(federation.space.shape, Shapes):
             raise ConfigError(
@@ -176,11 +176,11 @@ def export_seedset(file: Path, site: Path, folder: Path) -> list[SeedsetFile]:
             )
         part = list_public_parts(federation, read)[name]
         rows, examples, has_labels = part.rows, part.examples, use.labelled
-        if config.split.public_file is not None:
+        if public_file is not None:
             from fedmutual.data.public_file import read_public_rows  # imports pandas, which takes 0.3 s
 
             at_site = mine.file.model_dump()["split"]["public_file"]
-            path = _resolve_path(mine.source, at_site) if at_site else _resolve_path(file, config.split.public_file)
+            path = _resolve_path(mine.source, at_site) if at_site else _resolve_path(file, public_file)
             rows, examples, has_labels = read_public_rows(config, path, federation.spaces)
     if rows is None:
         raise ConfigError(
@@ -191,7 +191,7 @@ def export_seedset(file: Path, site: Path, folder: Path) -> list[SeedsetFile]:
             f"{file}: training.task learns {federation.space.targets}, and the public seed set of real sites is of classes; "
             "choose another algorithm, or the task classification"
         )
-    made, sites = list[SeedsetFile](), contract.sites.names if all_have else (name,)
+    made, sites = list[SeedsetFile](), (name,) if public_file is None else contract.sites.names
     for one, index in zip(sites, np.array_split(rows.index, len(sites)), strict=True):
         labels = rows.with_index(index).labels.astype(np.int64) if has_labels else None
         x = examples.take_one(index.tolist()).numpy()
