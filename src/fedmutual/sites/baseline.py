@@ -18,10 +18,9 @@ from fedmutual.federation.evaluation import compute_scores, select_metrics
 from fedmutual.federation.experiment import Experiment
 from fedmutual.federation.networks import Networks
 from fedmutual.role import ALONE, LOCAL_ONLY
-from fedmutual.rundir.checkpoint import collect_client_state, load_client, make_file_name
+from fedmutual.rundir.checkpoint import load_client, make_file_name, save_client
 from fedmutual.sites.private_values import Say, describe_failure
 from fedmutual.sites.site_journal import ROUNDS_BACK
-from fedmutual.tensor_files import write_tensors
 
 
 class Baseline:
@@ -76,7 +75,7 @@ class Baseline:
         for number, phase in enumerate(self._experiment.algorithm.phases):
             participate(client, phase, {}, {}, At(config.seed, round, config.rounds, number))
         about = {"format": "1", "run": self._run, "round": str(round + 1)}
-        write_tensors(self._folder / make_file_name(round + 1), collect_client_state(client), about)
+        save_client(client, self._folder / make_file_name(round + 1), about)
         self._client, self._reached = client, round
         for old in self._list_saved()[: -(ROUNDS_BACK + 1)]:  # to which a new attempt does not go back
             (self._folder / make_file_name(old + 1)).unlink(missing_ok=True)

@@ -15,11 +15,11 @@ from fedmutual.core import Client, Message
 from fedmutual.errors import RunError
 from fedmutual.privacy.budget import LedgerDigests, PrivacyBudget
 from fedmutual.rundir.checkpoint import (
-    collect_client_state,
     load_client,
     make_file_name,
     read_checkpoint,
     remove_checkpoint,
+    save_client,
     write_checkpoint,
 )
 from fedmutual.rundir.file_names import client_folder, server_folder
@@ -178,7 +178,7 @@ class SiteJournal(Journal):
             is_end = last or UPDATE in kept
             state = make_file_name(place[0] + 1) if is_end else f"phase-{place[0] + 1}-{place[1] + 1}.safetensors"
             about = {"format": "1", "run": self.run, "round": str(place[0] + 1)}
-            write_tensors(self._states / state, collect_client_state(client), about)
+            save_client(client, self._states / state, about)
         with self.change():
             self._forget_rounds(place[0])
             self.write("INSERT INTO phases VALUES (?, ?, ?, ?, ?)", (*place, digest, last, state))
