@@ -161,8 +161,8 @@ class Tracker:
             self._run: _Run | None = _TRACKERS[name](folder, run, title, settings)
         except Exception as problem:  # trackers fail in many ways
             raise RunError(
-                f"key {key!r}: {name} cannot be used ({format_error(problem)}); check its settings, or take {name!r} out of "
-                f"{key}"
+                f"key {key!r}: {name} cannot be used ({format_error(problem)}); check its settings, or remove {name} from "
+                "the table records"
             ) from None
 
     def __call__(self, event: Event) -> None:
