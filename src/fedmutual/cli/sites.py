@@ -199,7 +199,6 @@ def leave(
     The site answers the server's next order with its last message, closes its ledger, and ends. The shared model keeps what
     it has learned from the site. With --state wipe only two ledgers stay: of what left the site, and of its privacy budget.
     """
-    from fedmutual.rundir.file_names import SUMMARY
     from fedmutual.rundir.folder import is_locked
     from fedmutual.sites import leaving
     from fedmutual.sites.contract import read_contract
@@ -217,10 +216,7 @@ def leave(
     folder, names = site_config.state, tuple(run.name for run in agreed.list_runs())
     if not any((folder / name).exists() for name in names):
         exit_with_error(f"{folder}: has no state of federation {agreed.name!r}; nothing to leave", Code.BAD_INPUT)
-    is_told = leaving.has_left(folder, names) or all((folder / name / SUMMARY).exists() for name in names)  # all is done
-    if not is_told and not is_locked(folder):  # killed after the last message, the site cannot start again to send it
-        is_told = any(leaving.has_answered(folder, name) for name in names)
-    leaving.write_leave(folder, leaving.Leave(runs=names, wipe=state == "wipe", is_told=is_told))
+    is_told = leaving.begin_leave(folder, names, wipe=state == "wipe")
     if not is_told and not is_locked(folder):
         exit_with_error("the site's process does not run; start it, and the site leaves at the next order", Code.BAD_INPUT)
     if not is_told:

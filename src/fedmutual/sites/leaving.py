@@ -18,8 +18,8 @@ from pydantic import BaseModel
 
 from fedmutual.errors import RunError
 from fedmutual.files import FORMAT, read_json, write_bytes, write_json
-from fedmutual.rundir.file_names import LOCK
-from fedmutual.rundir.folder import lock_folder
+from fedmutual.rundir.file_names import LOCK, SUMMARY
+from fedmutual.rundir.folder import is_locked, lock_folder
 from fedmutual.rundir.record_files import check_record
 from fedmutual.sites.journal import FILE, OLD_LEDGER, Journal
 from fedmutual.sites.ledger import read_ledger
@@ -72,6 +72,19 @@ def has_answered(state: Path, run: str) -> bool:
     """Return whether the site's last message of a run is in its journal. Raises RunError where the journal is damaged."""
     with closing(Journal(state / run, read_only=True)) as journal:
         return journal.get_fact("left", int) is not None
+
+
+def begin_leave(state: Path, runs: tuple[str, ...], wipe: bool) -> bool:
+    """Write the operator's wish that the site leaves, and return whether the server needs no message about it.
+
+    It needs none where it has taken the last message, or all rounds are done. Raises RunError where a file is damaged or
+    cannot be written.
+    """
+    is_told = has_left(state, runs) or all((state / run / SUMMARY).exists() for run in runs)
+    if not is_told and not is_locked(state):  # killed after the last message, the site cannot start again to send it
+        is_told = any(has_answered(state, run) for run in runs)
+    write_leave(state, Leave(runs=runs, wipe=wipe, is_told=is_told))
+    return is_told
 
 
 def close_state(state: Path) -> None:
