@@ -87,9 +87,9 @@ class Run:
         """Return the run's method, state, and the last scores that clients share."""
         last = self.history()
         state = "finished" if self.finished else "not finished"
-        clients, folds = read_model_environment(self._first).clients, f", {len(self._fold_folders)} folds"
-        text = f"<Run {self.config.name!r}: {self.config.algorithm['name']}, {len(clients)} clients"
-        text += f"{folds if self._fold_folders else ''}, {state}"
+        clients = len(read_model_environment(self._first).clients)
+        folds = f", {len(self._fold_folders)} folds" if self._fold_folders else ""
+        text = f"<Run {self.config.name!r}: {self.config.algorithm['name']}, {clients} clients{folds}, {state}"
         if last.empty:
             return f"{text}, in {self.folder}>"
         last = last[last["round"] == last["round"].max()]

@@ -27,7 +27,6 @@ LEAST_ORDERS = 3  # of an interval
 class WorthPlan(NamedTuple):
     """The coalitions to train, as studies in one folder: the first, then one for each order of joining, if any."""
 
-    participants: tuple[str, ...]
     studies: tuple[Study, ...]
     cost: str  # a sentence
 
@@ -99,7 +98,7 @@ def plan_worth(
         fix = f"allow them with --runs {count}, or take fewer --seeds"
         fix += "" if joining or only_left_out else f", or --left-out, which takes {(len(everyone) + 1) * seeds}"
         raise ConfigError(f"{what}: {cost} are {count} runs, more than {most}; {fix}")
-    return WorthPlan(participants, tuple(studies), f"{cost}: {count} runs")
+    return WorthPlan(tuple(studies), f"{cost}: {count} runs")
 
 
 def train_worth(
