@@ -71,6 +71,18 @@ def test_a_site_declines_what_its_role_does_not_have(tmp_path):
         assert not message
 
 
+@pytest.mark.parametrize(
+    ("tables", "why"),
+    [
+        ({"records": {"keep_best": True}}, "a site that only evaluates keeps no model; remove 'records.keep_best'"),
+        ({"split": {"public_file": "public.npz"}}, "key 'split.public_file' is the path of a file that all sites have"),
+    ],
+)
+def test_a_key_without_effect_in_the_file_of_an_evaluator_is_refused(tmp_path, tables, why):
+    with pytest.raises(ConfigError, match=rf"site\.toml: {why}"):
+        Federation(tmp_path / "fed", COMMON, FOUR, site_tables=tables, evaluators=["east"])
+
+
 def test_a_site_joins_from_its_round_on_with_its_own_start(tmp_path):
     """Before, all is as without west, which need not be there; then west trains from the shared model."""
     common, three = {**COMMON, "rounds": 2}, {i: MLPS[i] for i in ("north", "south")}

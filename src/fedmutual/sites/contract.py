@@ -133,6 +133,11 @@ class Contract:
         for key in ("folds", "fold"):
             if key in overrides["split"]:
                 raise ConfigError(f"{source}: key 'split.{key}' is one for all sites, in FEDERATION.toml; remove it here")
+        if "public_file" in overrides["split"] and self.config.split.public_file is None:
+            raise ConfigError(
+                f"{source}: key 'split.public_file' is the path of a file that all sites have, and FEDERATION.toml has no "
+                "such file; remove it here, or let the lead set it there, too"
+            )
         tables = merge_overrides(self.tables, {"clients": {site_file.site: client}, **overrides})
         try:
             return parse_config(tables, source)

@@ -104,6 +104,8 @@ class SiteRuntime:
         self._journal.trains = not self.is_evaluator
         if self.is_evaluator and not self.experiment.nets.complete:
             raise ConfigError(f"{settings.source}: 'sites.evaluators' need a shared model of which sites send all tensors")
+        if self.is_evaluator and self.experiment.config.records.keep_best:
+            raise ConfigError(f"{settings.source}: a site that only evaluates keeps no model; remove 'records.keep_best'")
         self._check_sum_sites(check_only)
         self._baseline = None if check_only else self._make_baseline()
         self._declined = set[str]()  # reasons for declined orders since the last accepted order: each is recorded once
