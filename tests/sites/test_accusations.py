@@ -13,6 +13,7 @@ from fedmutual.core import At
 from fedmutual.errors import RunError
 from fedmutual.sites.engine import SitesEngine
 from fedmutual.sites.protocol import SiteAnswer, pack_message, read_order
+from fedmutual.sites.schema import SitesTable
 from fedmutual.sites.server_journal import ServerJournal
 from fedmutual.sites.sizes import MessageSizes
 from puppets import Federation, Puppet
@@ -126,7 +127,9 @@ def test_most_of_all_sites_decide(case, tmp_path):
     journal = ServerJournal(tmp_path)
     peers = FedH2L(batch_size=8, public_batch=4).algorithm()
     sizes = MessageSizes(peers, owned_by(dict.fromkeys("abcde", range(9)), 10), "abcde")
-    agreed = SimpleNamespace(quorum=2, sites=SimpleNamespace(deadline=1.0), algorithm=peers)
+    agreed = SimpleNamespace(
+        quorum=2, sites=SitesTable(names=("a", "b", "c", "d", "e"), input=(1,), deadline=1.0), algorithm=peers
+    )
     sites = SitesEngine(transport, agreed, journal, sizes)
     answers = sites.train(Compare(), At(0, -1, 1, 1), {i: {} for i in "abcde"}, {})
     assert dict(answers).keys() == set("abcde") - set(accusations) - out
