@@ -127,9 +127,8 @@ def test_most_of_all_sites_decide(case, tmp_path):
     journal = ServerJournal(tmp_path)
     peers = FedH2L(batch_size=8, public_batch=4).algorithm()
     sizes = MessageSizes(peers, owned_by(dict.fromkeys("abcde", range(9)), 10), "abcde")
-    agreed = SimpleNamespace(
-        quorum=2, sites=SitesTable(names=("a", "b", "c", "d", "e"), input=(1,), deadline=1.0), algorithm=peers
-    )
+    table = SitesTable(names=("a", "b", "c", "d", "e"), input=(1,), deadline=1.0)
+    agreed = SimpleNamespace(quorum=2, sites=table, algorithm=peers, trains_alone=False)
     sites = SitesEngine(transport, agreed, journal, sizes)
     answers = sites.train(Compare(), At(0, -1, 1, 1), {i: {} for i in "abcde"}, {})
     assert dict(answers).keys() == set("abcde") - set(accusations) - out
