@@ -20,9 +20,10 @@ from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Setting, 
 class PFedMe(FedAvg):
     """FedAvg of copies that move towards each client's personal model, which fits its data near the copy.
 
-    For each batch, K steps of theta along the gradient of f(theta) + moreau_lam / 2 |theta - w|^2, and then one of w. With
-    plain SGD (optimizer.momentum = 0), as published, that is w = w - outer_rate moreau_lam (w - theta); momentum makes it
-    longer, and Adam ignores both factors. Both models begin a round as received. The server moves its model by
+    For each batch, K steps of theta along the gradient of f(theta) plus moreau_lam / 2 times the squared distance of theta
+    to w, and then one of w. With plain SGD (optimizer.momentum = 0), as published, that is
+    w = w - outer_rate moreau_lam (w - theta); momentum makes it longer, and Adam ignores both factors. Both models begin a
+    round as received. The server moves its model by
     `server_step` of the way to the mean of the copies.
     """
 
