@@ -10,6 +10,7 @@ import torch
 import fedmutual
 from fedmutual.engines.base import participate
 from fedmutual.errors import RunError, UserError
+from fedmutual.rundir import checkpoint
 from fedmutual.rundir.file_names import LEDGER, METRICS
 from fedmutual.sites import contract as contracts
 from fedmutual.sites import site_journal, site_runtime
@@ -127,7 +128,7 @@ def test_a_second_answer_is_ignored(tmp_path):
 
 def test_a_full_disk_excludes_the_site_from_one_round_only(tmp_path, monkeypatch):
     """Unsaved state is undone: the site continues from the round before."""
-    federation, real, full = Federation(tmp_path, sites=MLPS), site_journal.write_tensors, [False]
+    federation, real, full = Federation(tmp_path, sites=MLPS), checkpoint.write_tensors, [False]
 
     def write(path, *rest):
         if full[0] and "west" in str(path):
@@ -138,7 +139,7 @@ def test_a_full_disk_excludes_the_site_from_one_round_only(tmp_path, monkeypatch
         if find_event("RoundDone")(event):
             full[0] = event.round == 1
 
-    monkeypatch.setattr(site_journal, "write_tensors", write)
+    monkeypatch.setattr(checkpoint, "write_tensors", write)
     federation.run(watch)
     assert trained_rounds(federation) == [1, 3]
     why = "site 'west' is left out: it could not do its part; its operator reads why"  # no path leaves
