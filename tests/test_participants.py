@@ -222,12 +222,8 @@ def test_the_report_shows_scores_other_than_accuracy(tmp_path, in_tmp_path, cli)
         for method, model in (("fml", "personal"), ("fml", "meme"), ("independent", "personal"))
     }  # fmt: skip
     numbers = [f"{loss:.4g}" for loss in losses.values()]
-    sentence = (
-        f"Client 'light' has a task without accuracy: its loss on its own validation data is {numbers[0]} with FML, "
-        f"personal, {numbers[1]} with FML, fork and {numbers[2]} with Local-only."
-    )
     page = unescape((tmp_path / "all" / "report.html").read_text())
-    assert sentence in page
+    assert all(f">{number}" in page for number in numbers)
     assert "Clients with another task: scores on their own validation data" in page
     assert page.count("mean_absolute_error") >= 1
 

@@ -226,13 +226,6 @@ PROSE = [
         "which may be chance (95 % interval 4.0 below to 2.0 above, 5 seeds).",
     ),
     (
-        "other_task",
-        {"client": "light", "score": "mae", "values": (("FML, personal", 0.12345), ("Local-only", 2.0))},
-        "Client 'light' has a task without accuracy: its mae on its own validation data is 0.1235 with FML, "
-        "personal and 2 with Local-only.",
-    ),
-    ("more_tasks", {"clients": 2}, "2 more clients have a task without accuracy; the page has a table of all."),
-    (
         "few_seeds",
         {"seeds": 2, "is_too_few": True, "source": "adapt"},
         "Two seeds cannot exclude chance; more seeds may decide: `fedmutual adapt RUN --seeds 5`.",

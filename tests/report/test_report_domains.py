@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from fedmutual.report import tables
-from fedmutual.report.cost_curves import draw_costs, make_courses, make_page_cost_table
 from fedmutual.report.curves import assign_slots, make_data_table, make_pictures
+from fedmutual.report.plots import draw_curves
 from fedmutual.report.terminal import make_headline_tables
 from fedmutual.results.frame import read_runs
 from fedmutual.results.gains import find_last_common
@@ -290,7 +290,7 @@ def test_rounds_that_only_one_of_two_tells_in_steps_are_compared_at_both_ends(tm
 
 def test_curves_of_domains(folders):
     drawn = {p.id: p for p in make_pictures(comparison(folders))}
-    assert list(drawn) == ["acc", "bwt", "fwt", "worst", "loss", "mutual", "shares"]
+    assert list(drawn) == ["acc", "bwt", "fwt", "worst", "loss", "mutual", "shares", "costs"]
     first = drawn["acc"].curves[0]
     assert first.points[0] == (1, pytest.approx(0.71), pytest.approx(0.7), pytest.approx(0.72))
     assert [p.mean for p in drawn["worst"].curves[0].points] == pytest.approx([0.51, 0.61])
@@ -310,26 +310,15 @@ def test_losses_that_fall_far_are_drawn_on_a_log_scale(tmp_path):
     assert losses(200).log  # of 134
 
 
-def test_local_steps_are_a_second_axis_where_all_take_as_many(tmp_path):
-    compared = comparison([write(tmp_path / m.algorithm, replace(m, config=steps(5))) for m in (FEDH2L, ALONE)])
-    assert {(p.steps, p.unit) for p in make_pictures(compared)} == {(5, "round")}
-
-
 def test_where_methods_take_different_numbers_of_local_steps_curves_go_over_these(tmp_path):
     compared = comparison([write(tmp_path / "a", FEDH2L), write(tmp_path / "b", replace(FEDAVG, config=steps(7)))])
     drawn = {p.id: p for p in make_pictures(compared)}
-    assert list(drawn)[:3] == ["acc", "acc-rounds", "bwt"]
-    assert [(p.unit, p.rounds) for p in (drawn["acc"], drawn["acc-rounds"])] == [
-        ("local step", [1, 2, 7, 14]),
-        ("round", [1, 2]),
-    ]
+    assert (drawn["acc"].unit, drawn["acc"].rounds) == ("local step", [1, 2, 7, 14])
     assert [c.name for c in make_data_table(drawn["acc"], PERCENT).columns] == ["Local step", "FedH2L", "FedAvg"]
     assert [r["local_step"] for r in records(make_data_table(drawn["acc"], PERCENT))] == ["1", "2", "7", "14"]
     epochs = write(tmp_path / "c", replace(ALONE, config={"training": {"local_epochs": 1}}))
     drawn = {p.id: p for p in make_pictures(comparison([tmp_path / "a", tmp_path / "b", epochs]))}
-    assert list(drawn)[:3] == ["acc", "acc-steps", "bwt"]
-    assert [c.label for c in drawn["acc-steps"].curves] == ["FedH2L", "FedAvg"]
-    assert drawn["bwt"].unit == "round"
+    assert {picture.unit for picture in drawn.values()} == {"round", "bytes sent"}, "of methods that count epochs"
 
 
 def test_labels_tell_variants_apart_by_what_most_have_not(tmp_path):
@@ -363,42 +352,25 @@ def costly(tmp_path):
 
 def test_accuracy_against_bytes(costly):
     """A node's mean: 200 of public data, 6 before round 1 and 50 in each; FedAvg 72; AGG public data alone."""
-    drawn = {c.label: c for c in make_courses(costly)}
-    assert [(k.round, k.sent, k.total) for k in drawn["FedH2L"].costs] == [(1, 56, 256), (2, 106, 306)]
-    assert [(k.mean, k.low, k.high) for k in drawn["FedH2L"].costs] == [
-        (pytest.approx(0.71), pytest.approx(0.7), pytest.approx(0.72))
-    ] * 2
-    assert [(k.sent, k.total) for k in drawn["AGG"].costs] == [(0, 200), (0, 200)]
-    assert [(k.sent, k.total) for k in drawn["FedAvg"].costs] == [(72, 72), (144, 144)]
-    assert [(label, c.free, c.once) for label, c in drawn.items()] == [
-        ("FedH2L", False, False),
-        ("AGG", False, True),
-        ("FedAvg", False, False),
-        ("Local-only", True, False),
-    ]
-    table = make_page_cost_table([*drawn.values()], PERCENT)
-    assert [c.text for c in table.rows[1]] == ["FedH2L", "2", "306 B", "106 B", "71.0"]
-    assert float(records(table)[1]["sent_with_seed_set"]) == 306
+    picture = make_pictures(costly)[-1]
+    assert (picture.id, picture.unit) == ("costs", "bytes sent")
+    drawn = {curve.label: curve.points for curve in picture.curves}
+    assert {label: [point.round for point in points] for label, points in drawn.items()} == {
+        "FedH2L": [256, 306],
+        "AGG": [200],
+        "FedAvg": [72, 144],
+    }
+    assert drawn["FedH2L"][0][1:] == (pytest.approx(0.71), pytest.approx(0.7), pytest.approx(0.72))
+    table = make_data_table(picture, PERCENT)
+    assert [[c.text for c in row] for row in table.rows][-1] == ["306", "71.0", "", ""]
+    svg = draw_curves(picture, "x", {})
+    assert all(f">{label}</text>" in svg for label in drawn)
+    assert re.findall(r">(\d+ B)<", svg)
 
 
-def test_the_picture_of_bytes_names_every_method_and_says_each_point(costly):
-    svg = draw_costs(make_courses(costly), PERCENT, "x", {})
-    for label in ("FedH2L", "AGG", "FedAvg", "Local-only"):
-        assert f">{label}</text>" in svg
-    assert "FedH2L, round 2\n306 B sent, 106 B of it in rounds\nACC 71.0 %" in svg
-    assert svg.count("<rect") == 6
-    assert "Local-only, round" not in svg  # who sends nothing has no place on an axis of bytes
-
-
-def test_methods_that_send_nothing_have_a_picture_too(tmp_path):
-    svg = draw_costs(make_courses(comparison([write(tmp_path / "x", ALONE)])), PERCENT, "x", {})
-    assert "Local-only</text>" in svg
-
-
-def test_one_method_that_sends_public_data_alone_has_a_picture(tmp_path):
-    """No line's end is left to be named at the side."""
-    agg = replace(AGG, sent=lambda r, c: [] if r else sent(0, c)[1:])
-    assert "AGG</text>" in draw_costs(make_courses(comparison([write(tmp_path / "x", agg)])), PERCENT, "x", {})
+def test_methods_that_send_nothing_have_no_picture_of_bytes(tmp_path):
+    pictures = make_pictures(comparison([write(tmp_path / "x", ALONE)]))
+    assert "costs" not in [picture.id for picture in pictures]
 
 
 def test_the_headline_in_the_terminal(folders, tmp_path):
@@ -415,18 +387,7 @@ def test_the_headline_in_the_terminal(folders, tmp_path):
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
     clients = write(tmp_path / "other", Made("fml", lambda s, r, c: 0.5, name="clients"))
     text = print_table(make_headline_tables(compare_folders([*folders, clients])), width=80)
-    assert text.index("own data, %") < text.index("ACC, %")
-    assert "clients" in text
-
-
-def test_bytes_without_a_seed_set_speak_of_none_and_their_labels_do_not_touch(tmp_path):
-    """472 to 856 kB, less than a power of ten: labels at every 100 kB would lie over one another."""
-    grows = make_method("fml", rounds=4, sent=lambda r, c: [("fml", 128_000, 128_000 if r else 344_000)])
-    pictures_by_id = make_courses(comparison([write(tmp_path / "x", grows)]))
-    assert [c.name for c in make_page_cost_table(pictures_by_id, PERCENT).columns] == ["Method", "Round", "sent", "ACC, %"]
-    drawn = draw_costs(pictures_by_id, PERCENT, "x", {})
-    assert "public" not in drawn
-    assert re.findall(r">(\d+ kB)<", drawn) == ["600 kB", "750 kB"]
+    assert text.index("ACC, %") < text.index("clients") < text.index("own data, %")
 
 
 def test_equal_rows_are_listed_once(tmp_path):

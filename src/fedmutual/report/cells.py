@@ -39,8 +39,7 @@ class Column:
     group: str = ""
     numeric: bool = True
     note: str = ""  # a footnote
-    brief: str = ""  # its name in the short table; "": it is not in that one
-    terminal: str = ""  # its name in the terminal; "": it is not there
+    terminal: str = ""  # its name in the terminal and in the short table of the page; "": it is not there
     optional: bool = False  # whether the terminal leaves it out if no line has a value
     keys: tuple[str, ...] = ()  # the names of its numbers in CSV and JSON; none: it is not there
     read: Callable[[Any], Any] = field(default=lambda line: line, repr=False)
@@ -74,9 +73,11 @@ class PageTable:
     cards: bool = False  # on a phone a row becomes a card, so that nothing is scrolled out of sight
 
     def shorten(self, caption: str) -> "PageTable":
-        """Return a table of the columns that have a brief name, without intervals, footnotes and CSV."""
-        shown = [k for k, column in enumerate(self.columns) if column.brief]
-        columns = tuple(Column(self.columns[k].brief, numeric=self.columns[k].numeric) for k in shown)
+        """Return a table of the first column and those of the terminal, without intervals, footnotes and CSV."""
+        shown = [k for k, column in enumerate(self.columns) if k == 0 or column.terminal]
+        columns = tuple(
+            Column(join_head(c.terminal or c.name), numeric=c.numeric) for c in map(self.columns.__getitem__, shown)
+        )
         rows = tuple(
             tuple(TableCell(row[k].text, sub="" if k else row[k].sub, shade=row[k].shade, tone=row[k].tone) for k in shown)
             for row in self.rows
@@ -137,6 +138,11 @@ def make_table(
     keys = [key for column in csv_columns or columns for key in column.keys]
     csv = format_csv(keys, numbers) if keys else ""
     return PageTable(id, caption, tuple(column for column in columns if column.name), rows, csv, cards)
+
+
+def join_head(head: str) -> str:
+    """Return a head of several lines as one line."""
+    return head.replace("/\n", "/").replace("\n", " ")
 
 
 def list_records(columns: Sequence[Column], lines: Iterable[object]) -> list[dict[str, object]]:

@@ -50,30 +50,23 @@ def list_client_columns(comparison: RunComparison) -> list[Column]:
     shared = partial(_best, scale=scale, common=by_shared, note=seen_shared, group=SHARED)
     own = partial(_best, scale=scale, common=by_own, note=seen_own, group=OWN)
     own_worst = partial(average_own_best, worst=True)
-    mean, worst = "Own data, mean", "Own data, worst client"
     return [
         Column(
             "Method",
             numeric=False,
-            brief="Method",
             keys=("method", "model", "seeds"),
             form=lambda line: TableCell(line.method, sub=_describe_state(comparison, line)),
             numbers=lambda line: (line.method, line.model_name, len(line.counted)),
         ),
-        _mean(
-            "global_last", "last round", SHARED, measures.average_global_last, share, SHARED, f"shared model\ntest set{unit}"
-        ),
+        _mean("global_last", "last round", SHARED, measures.average_global_last, share, f"shared model\ntest set{unit}"),
         shared("global_best", best_shared, read=average_global_best),
-        _mean("personal_last", "mean, last round", OWN, average_own_last, share, mean, f"own data{unit}\nclients' mean"),
+        _mean("personal_last", "mean, last round", OWN, average_own_last, share, f"own data{unit}\nclients' mean"),
         own("personal_best", f"mean, {best_own}", read=average_own_best),
-        _mean(
-            "worst_last", "worst, last round", OWN, measures.average_own_worst, share, worst, f"own data{unit}\nworst client"
-        ),
+        _mean("worst_last", "worst, last round", OWN, measures.average_own_worst, share, f"own data{unit}\nworst client"),
         own("worst_best", f"worst, {best_own}", read=own_worst),
         Column(
             f"mean{points}",
             GAIN,
-            brief=f"Gain{points}",
             terminal="gain over\nlocal-only",
             optional=True,
             keys=("gain", "gain_half_width", "gain_n", "gain_unit"),
@@ -83,7 +76,6 @@ def list_client_columns(comparison: RunComparison) -> list[Column]:
         Column(
             "gain/harmed",
             GAIN,
-            brief="Gain/harmed",
             terminal="gain/\nharmed",
             optional=True,
             keys=("gained", "harmed", "equal"),
@@ -102,7 +94,6 @@ def list_node_columns(comparison: RunComparison) -> list[Column]:
         Column(
             "Method",
             numeric=False,
-            brief="Method",
             keys=("method", "seeds"),
             form=lambda line: TableCell(line.method, sub=_describe_state(comparison, line, of_nodes=True)),
             numbers=lambda line: (line.method, len(line.counted)),
@@ -111,11 +102,11 @@ def list_node_columns(comparison: RunComparison) -> list[Column]:
     for key, rows in DOMAIN_ROWS.items():
         last, best = (partial(f, measure=key) for f in (measures.average_transfer_last, measures.average_transfer_best))
         name = key.upper()
-        group, brief, head = f"{name}: {rows}", f"{name}, {rows}", f"{name}, %\n{_SHORT_ROWS[key]}"
-        columns.append(_mean(f"{key}_last", "last", group, last, share, brief, head))
+        group = f"{name}: {rows}"
+        columns.append(_mean(f"{key}_last", "last", group, last, share, f"{name}, %\n{_SHORT_ROWS[key]}"))
         columns.append(_mean(f"{key}_best", "best", group, best, share, note=seen))
     worst, title = partial(measures.average_transfer_last, measure="acc", pick=min), "Worst node's ACC"
-    columns.append(_mean("acc_worst", "last", title, worst, share, title, "worst node\nACC, %"))
+    columns.append(_mean("acc_worst", "last", title, worst, share, "worst node\nACC, %"))
     if measures.list_projecting(comparison):
         columns.append(_mean("projected", "projected", "Mutual steps", measures.average_projected, share))
     gain = partial(measure_gain, comparison, data=TRANSFER_DATA["acc"])  # the page shows it in a picture
@@ -210,13 +201,12 @@ def _mean(
     group: str,
     read: Callable[[Line], Value],
     form: Callable[[Any], TableCell],
-    brief: str = "",
     terminal: str = "",
     note: str = "",
 ) -> Column:
     """Return the column of a mean over seeds, with its interval; see `Column`."""
     keys = (key, f"{key}_half_width")
-    return Column(name, group, brief=brief, terminal=terminal, note=note, keys=keys, read=read, form=form)
+    return Column(name, group, terminal=terminal, note=note, keys=keys, read=read, form=form)
 
 
 def _best(

@@ -21,6 +21,7 @@ LISTED = 40  # the most rows of a table, and the most values under the pointer; 
 TERMS = {"meme": "shared", "kl": "KL", "ce": "CE"}  # the name of a loss term on the page
 MUTUAL = ("kl", "ce", "digest")  # the terms of learning from peers, which have another size than losses on data
 SHARE = "projected"  # recorded with the losses, but no loss: a share of steps
+BYTES = "bytes sent"  # what curves go over in place of rounds
 STEEP = 100  # losses that fall by a larger factor are drawn on a log scale
 
 T = TypeVar("T")
@@ -59,7 +60,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Picture:
-    """Curves with common axes: the horizontal axis has rounds or local steps (`unit`), the vertical axis one measure.
+    """Curves with common axes: the horizontal axis has rounds, local steps or bytes (`unit`), the vertical axis one measure.
 
     `id` is the picture's name in the page, and `title` is its heading. `percent`: whether values are fractions that are
     drawn in percent.
@@ -70,7 +71,6 @@ class Picture:
     percent: bool
     curves: tuple[Curve, ...]
     unit: str = "round"  # what the curves go over
-    steps: int = 1  # local steps of a round: where there are several, they are an axis of their own
 
     @property
     def log(self) -> bool:
@@ -90,7 +90,7 @@ class Picture:
 
 
 def make_pictures(comparison: RunComparison) -> list[Picture]:
-    """Return the pictures of a comparison; a picture without a curve is left out."""
+    """Return the pictures of a comparison, that over bytes last; a picture without a curve is left out."""
     slots = assign_slots(comparison.methods)
     pictures = _make_domain_pictures(comparison, slots) if comparison.domains else _make_client_pictures(comparison, slots)
     losses = {m: _average_losses(m) for m in comparison.methods}
@@ -105,37 +105,55 @@ def make_pictures(comparison: RunComparison) -> list[Picture]:
         pictures.append(Picture(id, title, id == "shares", tuple(curves)))
     pictures = [replace(p, curves=tuple(c for c in p.curves if c.points)) for p in pictures]
     paces = {m.method: m.runs[0].settings.local_steps for m in comparison.methods}
-    return _add_step_pictures([p for p in pictures if p.curves], paces)
+    pictures = [p for p in pictures if p.curves]
+    return [*_stretch_pictures(pictures, paces), *_make_byte_pictures(comparison, pictures)]
 
 
-def _add_step_pictures(over_rounds: list[Picture], paces: Mapping[str, int | None]) -> list[Picture]:
-    """Return the pictures with an axis of local steps, or additional pictures over local steps.
-
-    If all methods take the same number of steps in a round, each picture gets a second axis. If the numbers differ, the
-    pictures are over local steps, and the first is also drawn over rounds. If a method counts rounds in epochs, the pictures
-    are over rounds, and the first is also drawn over local steps.
+def _stretch_pictures(over_rounds: list[Picture], paces: Mapping[str, int | None]) -> list[Picture]:
+    """Return the pictures over local steps if all methods count them, and take different numbers of them in a round.
 
     paces: label of a method -> its local steps in a round; None: its rounds are counted in epochs.
     """
-    if len(set(paces.values())) == 1:
-        return [replace(p, steps=next(iter(paces.values())) or 1) for p in over_rounds]
-    over_steps = [_stretch_picture(p, paces) for p in over_rounds]
-    first = over_rounds[0]
-    if None not in paces.values():
-        also = replace(first, id=f"{first.id}-rounds", title=f"{first.title}; over rounds")
-        return [over_steps[0], also, *over_steps[1:]]
-    also = replace(over_steps[0], id=f"{first.id}-steps", title=f"{first.title}; over local steps")
-    return [first, *([also] if also.curves else []), *over_rounds[1:]]
+    steps = {label: pace for label, pace in paces.items() if pace is not None}
+    if len(steps) < len(paces) or len({*steps.values()}) == 1:
+        return over_rounds
+    return [
+        replace(
+            picture,
+            unit="local step",
+            curves=tuple(replace(c, values=c.values.set_axis(c.values.index * steps[c.method])) for c in picture.curves),
+        )
+        for picture in over_rounds
+    ]
 
 
-def _stretch_picture(picture: Picture, paces: Mapping[str, int | None]) -> Picture:
-    """Return a picture over local steps, of the methods that count rounds in local steps."""
-    curves = tuple(
-        replace(curve, values=curve.values.set_axis(curve.values.index * steps))
-        for curve in picture.curves
-        if (steps := paces[curve.method])
-    )
-    return replace(picture, curves=curves, unit="local step")
+def _make_byte_pictures(comparison: RunComparison, over_rounds: Sequence[Picture]) -> list[Picture]:
+    """Return ACC over the bytes that a node has sent so far, its public data among them; only where clients are domains.
+
+    Methods that send nothing are left out. Of several scores with equal bytes, the last one is drawn.
+    """
+    sent = {method.method: _count_sent(method) for method in comparison.methods if method.counted}
+    made = []
+    for picture in (p for p in over_rounds if p.id == "acc"):
+        curves = tuple(
+            replace(c, values=c.values.set_axis(sent[c.method].loc[c.values.index]).groupby(level=0).last())
+            for c in picture.curves
+            if sent[c.method].any()
+        )
+        title = f"{picture.title}; over the bytes that a node has sent, mean over nodes"
+        made.append(replace(picture, id="costs", title=title, curves=curves, unit=BYTES))
+    return [picture for picture in made if picture.curves]
+
+
+def _count_sent(method: Line) -> "pd.Series[int]":
+    """Return round -> the bytes that a client has sent up to its end: the mean over clients and seeds, rounded."""
+    rounds = range(max(run.reached for run in method.counted) + 1)
+    sums = []
+    for run in method.counted:
+        clients = len(run.partition.clients or set(run.work["client"])) or 1  # a server knows no partition
+        by_round = pd.Series(run.work["up"]).groupby(run.work["round"]).sum()
+        sums.append(by_round.reindex(rounds, fill_value=0).cumsum() / clients)
+    return pd.DataFrame(sums, columns=rounds).mean().round().astype(int)
 
 
 def _make_client_pictures(comparison: RunComparison, slots: Mapping[str, int]) -> list[Picture]:

@@ -13,8 +13,7 @@ from fedmutual.errors import format_count
 from fedmutual.metric import ACCURACY
 from fedmutual.report import measures, provenance, tables, traffic
 from fedmutual.report.columns import DOMAIN_ROWS
-from fedmutual.report.cost_curves import TITLE, draw_costs, has_seed_set, make_courses, make_page_cost_table
-from fedmutual.report.curves import make_data_table, make_pictures
+from fedmutual.report.curves import BYTES, Picture, make_data_table, make_pictures
 from fedmutual.report.gain_plot import draw_gains
 from fedmutual.report.plots import Styles, draw_curves
 from fedmutual.report.rendering import check_page, load_page_template, write_text
@@ -27,8 +26,8 @@ from fedmutual.rundir.schema import TRANSFER_DATA
 _CURVES = 2  # pictures of curves that are not folded
 
 
-Picture = dict[str, Any]
-"""A picture in the page: its title, its content as SVG text, the table with its numbers, and facts for its legend."""
+Figure = dict[str, Any]
+"""A picture in the page: its title, its content as SVG text, and the table with its numbers."""
 
 
 def write_report(runs: Sequence[Path | RunFacts], out: Path) -> None:
@@ -64,13 +63,16 @@ def render(compared: Sequence[RunComparison], judged: Callable[[RunComparison], 
 def _make_section(comparison: RunComparison, verdict: Verdict, id: str, styles: Styles) -> dict[str, object]:
     """Return the content of the page about one comparison, by the names that the template gives it."""
     scale, domains = comparison.scale, comparison.domains
+    pictures = make_pictures(comparison)
+    over_time, over_bytes = ([p for p in pictures if (p.unit == BYTES) == is_over] for is_over in (False, True))
     by_domain = [tables.make_node_headline(comparison), *tables.make_node_tables(comparison)] if domains else []
     headline = tables.make_client_headline(comparison)
     over = format_count(max(len(m.counted) for m in comparison.methods), "seed")
-    shown: list[Picture] = [
-        {"title": p.title, "svg": draw_curves(p, f"{id}-{p.id}", styles), "table": make_data_table(p, scale)}
-        for p in make_pictures(comparison)
-    ]
+
+    def draw(picture: Picture) -> Figure:
+        svg = draw_curves(picture, f"{id}-{picture.id}", styles)
+        return {"title": picture.title, "svg": svg, "table": make_data_table(picture, scale)}
+
     return {
         "id": id,
         "comparison": comparison,
@@ -88,14 +90,11 @@ def _make_section(comparison: RunComparison, verdict: Verdict, id: str, styles: 
         "beyond": tables.make_other_score_table(comparison) if comparison.metric == ACCURACY else None,
         "others": tables.make_other_task_table(comparison),
         "parts": tables.make_part_tables(comparison),
-        "curves": shown[:_CURVES],
-        "more_curves": shown[_CURVES:],
-        "costs": _make_cost_section(comparison, id, styles) if domains else None,
+        "curves": [*map(draw, over_time[:_CURVES])],
+        "more_curves": [*map(draw, over_time[_CURVES:])],
+        "costs": [*map(draw, over_bytes)],
         "holdings": tables.make_holdings_tables(comparison),
-        "bytes": [
-            f(comparison)
-            for f in (traffic.make_method_bytes_table, traffic.make_client_bytes_table, traffic.make_round_bytes_table)
-        ],
+        "bytes": traffic.make_method_bytes_table(comparison),
         "tensors": traffic.make_tensor_table(comparison),
         "runs": provenance.list_runs(comparison),
         "notes": provenance.list_run_notes(comparison),
@@ -104,7 +103,7 @@ def _make_section(comparison: RunComparison, verdict: Verdict, id: str, styles: 
     }
 
 
-def _draw_gains(comparison: RunComparison, measure: str, id: str, styles: Styles) -> Picture | None:
+def _draw_gains(comparison: RunComparison, measure: str, id: str, styles: Styles) -> Figure | None:
     """Return the gains of each model on own validation data, or of nodes by a measure; None where there is no gain."""
     title, noun, data, lines = "Gain over local-only on own validation data", "client", "validation", comparison.lines
     if measure:
@@ -113,12 +112,3 @@ def _draw_gains(comparison: RunComparison, measure: str, id: str, styles: Styles
     gains = [(line.method if measure else line.label, measures.measure_gains(comparison, line, data)) for line in lines]
     drawn = [(label, g) for label, g in gains if isinstance(g, Gains)]
     return {"title": title, "svg": draw_gains(drawn, id, styles, noun, comparison.scale), "table": None} if drawn else None
-
-
-def _make_cost_section(comparison: RunComparison, id: str, styles: Styles) -> Picture | None:
-    """Return the table and picture of accuracy against bytes, for clients that are domains."""
-    drawn, scale = make_courses(comparison), comparison.scale
-    if not drawn:
-        return None
-    svg, table = draw_costs(drawn, scale, f"{id}-costs", styles), make_page_cost_table(drawn, scale)
-    return {"title": TITLE, "svg": svg, "table": table, "public": has_seed_set(drawn)}

@@ -14,7 +14,8 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from fedmutual.report.curves import DRAWN, SLOTS, Picture, thin_out
+from fedmutual.report.curves import BYTES, DRAWN, SLOTS, Picture, thin_out
+from fedmutual.results.scale import format_size
 
 WIDTH, HEIGHT = 420, 250  # of a picture of curves; a column of the page is about as wide, a phone a little less
 TEXT = 11
@@ -38,9 +39,8 @@ Styles = dict[str, str]
 def draw_curves(picture: Picture, prefix: str, styles: Styles) -> str:
     """Return curves over rounds as SVG: a line a method, labelled at its end, with the range over seeds as a band."""
     right = measure_label_room(c.label for c in picture.curves)
-    stepped = picture.steps > 1
-    bottom, top = 38, 38 if stepped else 8
-    height = max(HEIGHT + 30 * stepped, LINE * (len(picture.curves) + 1) + bottom + top)  # the labels fit beside the axes
+    bottom, top = 38, 8
+    height = max(HEIGHT, LINE * (len(picture.curves) + 1) + bottom + top)  # the labels fit beside the axes
     figure, axes = make_axes(WIDTH, height, left=44 if picture.log else 34, right=right, bottom=bottom, top=top)
     scale = 100 if picture.percent else 1
     for number, curve in enumerate(picture.curves):
@@ -63,16 +63,17 @@ def draw_curves(picture: Picture, prefix: str, styles: Styles) -> str:
         axes.plot(x, y, color=tone, markersize=5, markeredgewidth=1, clip_on=False, **style)
     axes.set_xlabel(picture.unit, color=make_colour("muted"), fontsize=TEXT)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    if picture.unit == BYTES:
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: format_size(size).replace(".0", "")))
     if picture.log:
         axes.set_yscale("log")
         axes.minorticks_off()
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
     else:
         axes.yaxis.set_major_locator(MaxNLocator(6))
-    if stepped:
-        _add_step_axis(axes, picture.steps)
     draw_end_labels(axes, [(c.label, c.slot, scale * c.points[-1].mean) for c in picture.curves])
-    label = f"{picture.title}, over {picture.unit}s; the numbers are in the table below"
+    over = picture.unit.removesuffix("s") + "s"
+    label = f"{picture.title}, over {over}; the numbers are in the table below"
     return make_inline_svg(figure, prefix, label, styles, _draw_columns(axes, picture))
 
 
@@ -96,16 +97,6 @@ def make_axes(width: float, height: float, left: float, right: float, bottom: fl
         spine.set_visible(name == "bottom")
         spine.set_color(make_colour("rule"))
     return figure, axes
-
-
-def _add_step_axis(axes: Any, steps: int) -> None:
-    """Add an axis of local steps above the axis of rounds."""
-    above = axes.secondary_xaxis("top", functions=(lambda r: r * steps, lambda s: s / steps))
-    above.set_xlabel("local step", color=make_colour("muted"), fontsize=TEXT)
-    above.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    above.tick_params(length=0, pad=5, labelcolor=make_colour("muted"), labelsize=TEXT)
-    above.spines["top"].set_visible(False)
-    above.patch.set_visible(False)
 
 
 def draw_end_labels(axes: Any, ends: Sequence[tuple[str, int, float]]) -> None:

@@ -9,9 +9,9 @@ import tomli_w
 from fedmutual.errors import format_count, join_words
 from fedmutual.report.cells import Column, PageTable, TableCell, make_table
 from fedmutual.results.comparison import RunComparison, format_values
-from fedmutual.results.frame import RunFacts, flatten_table, format_setting
+from fedmutual.results.frame import RunFacts, format_setting
 from fedmutual.results.scale import format_number
-from fedmutual.rundir.record_files import dump_record
+from fedmutual.rundir.record_files import dump_record, flatten_table
 from fedmutual.rundir.schema import RecordedNetwork
 
 _MOST_CHANNELS = 4  # the longest list of means or standard deviations that is printed in full

@@ -276,7 +276,7 @@ def make_client_table(comparison: RunComparison) -> PageTable:
     for run in (r for m in comparison.methods for r in m.counted):
         runs.setdefault(run.seed, run)
     clients = [(runs[seed], client) for seed in sorted(runs) for client in runs[seed].partition.clients]
-    find_network = partial(_find_network, _list_networks(comparison))
+    own, shared = _list_networks(comparison)
     majorities = {seed: run.get_rows(run.reached) for seed, run in runs.items()}
 
     def read_majority(who: tuple[RunFacts, str]) -> float | Missing:
@@ -293,7 +293,7 @@ def make_client_table(comparison: RunComparison) -> PageTable:
             read=lambda who: sum(who[0].partition.clients[who[1]].training),
             form=lambda n: TableCell(f"{n:,}"),
         ),
-        Column("Own network", numeric=False, keys=("network",), read=find_network),
+        Column("Own network", numeric=False, keys=("network",), read=lambda who: own.get((who[0].seed, who[1]), shared)),
         Column(
             f"{SCORES['majority'].heading}, %" if metric == ACCURACY else "",
             keys=("majority",),
@@ -338,21 +338,12 @@ def _list_client_results(comparison: RunComparison, line: Line) -> dict[tuple[in
     return {(seed, client): (value, pairs.get((seed, client))) for seed, client, value in places}
 
 
-def _list_networks(comparison: RunComparison) -> dict[int, list[tuple[dict[str, str], str]]]:
-    """Return seed -> of each run the clients' own networks and the shared one; those of local-only training come last."""
-    networks: dict[int, list[tuple[dict[str, str], str]]] = {}
-    for run in (r for m in sorted(comparison.methods, key=lambda m: m.is_local_only) for r in m.runs):
-        models = run.environment.models
-        own = {i: network.name for i, network in models.personal.items()}
-        networks.setdefault(run.seed, []).append((own, models.shared.name if models.shared else ""))
-    return networks
-
-
-def _find_network(networks: dict[int, list[tuple[dict[str, str], str]]], who: tuple[RunFacts, str]) -> str:
-    """The client's own network; where it has none, the shared one."""
-    run, client = who
-    recorded = networks.get(run.seed, [])
-    return next(iter([*(own[client] for own, _ in recorded if client in own), *(name for _, name in recorded if name)]), "")
+def _list_networks(comparison: RunComparison) -> tuple[dict[tuple[int, str], str], str]:
+    """Return (seed, client) -> its own network, and the shared one: those of the first method, local-only training last."""
+    methods = [m for is_last in (True, False) for m in comparison.methods[::-1] if m.is_local_only == is_last]
+    models = [(run.seed, run.environment.models) for m in methods for run in m.runs]
+    own = {(seed, i): network.name for seed, of_run in models for i, network in of_run.personal.items()}
+    return own, next((of_run.shared.name for _, of_run in reversed(models) if of_run.shared), "")
 
 
 def make_holdings_tables(comparison: RunComparison) -> list[PageTable]:

@@ -1,7 +1,8 @@
 """The headline and the costs as tables for the terminal."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from rich import box
 from rich.cells import cell_len
@@ -11,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedmutual.metric import ACCURACY
-from fedmutual.report.cells import Column, PageTable, TableCell, list_records
+from fedmutual.report.cells import Column, PageTable, TableCell, join_head, list_records
 from fedmutual.report.columns import COSTS, has_guarantee, list_headline_columns, list_headline_lines
 from fedmutual.report.measures import format_epsilon
 from fedmutual.report.verdicts import find_unequal_steps
@@ -20,30 +21,34 @@ from fedmutual.results.comparison import Line, RunComparison
 Rows = Sequence[tuple[str, ...]]  # the name, then a text for each column
 _NONE = "n/a"
 _NAME = 10  # characters of the column of names, at least
+_LISTED = 40  # cells of a list, at most, where a table without intervals fits
+_INTERVAL = re.compile(" ± [^ ]+")
 _GAP = 2  # blanks between columns, not three: the widest intervals fit 80 characters
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """Lines below heads, in sections. If the columns are wider than the terminal, each line becomes a list.
+    """Lines below heads. If the columns are wider than the terminal, each line becomes a list.
 
-    sections: name of a section, or "" -> its lines.
+    Of many cells the list would be long: then the table is printed without intervals, if it fits so.
     """
 
     heads: Sequence[str]
-    sections: Mapping[str, Rows]
+    lines: Rows
     caption: str = ""
     name: str = "method"  # the head of the names
     texts: int = 0  # the first columns that hold texts
-
-    @property
-    def lines(self) -> Rows:
-        """The lines of all sections."""
-        return [line for lines in self.sections.values() for line in lines]
+    title: str = ""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
         """Yield the table that fits the width of the terminal."""
-        yield self._make_table() if self._measure_width() <= options.max_width else self._make_list()
+        if self._measure_width() <= options.max_width:
+            yield self._make_table()
+            return
+        lines = [tuple(_INTERVAL.sub("", text) for text in line) for line in self.lines]
+        short = replace(self, lines=lines, caption=f"{self.caption} A wider terminal shows intervals.".strip())
+        is_long = len(lines) * len(self.heads) > _LISTED
+        yield short._make_table() if is_long and short._measure_width() <= options.max_width else self._make_list()
 
     def _measure_width(self) -> int:
         """Return the width of the table whose names and texts are broken between words only."""
@@ -59,30 +64,26 @@ class Sheet:
         for number, head in enumerate(self.heads):
             is_text = number < self.texts
             table.add_column(head, justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text)
-        for section, lines in self.sections.items():
-            if section:
-                table.add_section()
-                table.add_row(f"[bold]{escape(section)}[/bold]")
-            for line in lines:
-                table.add_row(*map(escape, line))
+        for line in self.lines:
+            table.add_row(*map(escape, line))
         return table
 
     def _make_list(self) -> Table:
         table = self._start_table(show_header=False)
         table.add_column(overflow="fold")
         table.add_column(justify="right", overflow="fold")
-        for section, lines in self.sections.items():
-            if section:
-                table.add_row(f"[bold]{escape(section)}[/bold]")
-            for name, *texts in lines:
-                table.add_section()
-                table.add_row(Text(name, "bold"))
-                for head, text in zip(self.heads, texts, strict=True):
-                    table.add_row(Text("  " + head.replace("/\n", "/").replace("\n", " ")), escape(text))
+        for name, *texts in self.lines:
+            table.add_section()
+            table.add_row(Text(name, "bold"))
+            for head, text in zip(self.heads, texts, strict=True):
+                table.add_row(Text("  " + join_head(head)), escape(text))
         return table
 
     def _start_table(self, show_header: bool = True) -> Table:
         return Table(
+            title=escape(self.title) or None,
+            title_justify="left",
+            title_style="bold",
             caption=escape(self.caption) or None,
             caption_justify="left",
             box=box.SIMPLE_HEAD,
@@ -103,25 +104,24 @@ def make_sheet(table: PageTable, notes: bool = False) -> Sheet:
 
     heads = [column.terminal or column.title.replace(": ", "\n") for column in columns]
     lines = [tuple(map(format_cell, row)) for row in table.rows]
-    return Sheet(heads, {"": lines}, table.caption, name.name, sum(not column.numeric for column in columns))
+    return Sheet(heads, lines, table.caption, name.name, sum(not column.numeric for column in columns))
 
 
 def make_headline_tables(compared: Sequence[RunComparison]) -> Group:
-    """Return a table with a line for each model of each method: the main metric after the last round, with 95 % intervals.
+    """Return for each comparison the table of its models: the main metric after the last round, with 95 % intervals.
 
-    Gains have columns where there is one. Comparisons of nodes that are domains have a table of their own.
+    Columns that no line has a value in are left out if they are optional, as those of gains.
     """
-    groups: dict[tuple[str, ...], dict[RunComparison, Rows]] = {}
-    columns: dict[tuple[str, ...], list[Column]] = {}
-    for comparison in sorted(compared, key=lambda comparison: comparison.domains):
-        shown = [column for column in list_headline_columns(comparison) if column.terminal]
-        heads = tuple(column.terminal for column in shown)
-        columns[heads] = shown
-        groups.setdefault(heads, {})[comparison] = [
-            (_name_line(comparison, line), *(_format_cell(column, line) for column in shown))
-            for line in list_headline_lines(comparison)
-        ]
-    return Group(*(_make_sheet(columns[heads], lines, len(compared) > 1) for heads, lines in groups.items()))
+    return Group(*(_make_headline_table(c, c.name if len(compared) > 1 else "") for c in compared))
+
+
+def _make_headline_table(comparison: RunComparison, title: str) -> Sheet:
+    lines = list_headline_lines(comparison)
+    cells = {c: [_format_cell(c, line) for line in lines] for c in list_headline_columns(comparison) if c.terminal}
+    shown = {c: texts for c, texts in cells.items() if not c.optional or set(texts) != {_NONE}}
+    rows = [*zip((_name_line(comparison, line) for line in lines), *shown.values(), strict=True)]
+    legend = _make_legend(comparison, [text for texts in shown.values() for text in texts], any(c.optional for c in shown))
+    return Sheet([c.terminal for c in shown], rows, legend, title=title)
 
 
 def list_comparisons(compared: Sequence[RunComparison]) -> list[dict[str, object]]:
@@ -141,31 +141,18 @@ def make_cost_table(compared: Sequence[RunComparison]) -> Sheet:
     """Return a table with the costs of each method: all clients, whole run, means over seeds."""
     unequal = [sentence for c in compared for sentence in find_unequal_steps(c)]
     lines = [(m.method, *(_format_cell(cost, m) for cost in COSTS)) for c in compared for m in c.methods]
-    return Sheet([cost.terminal for cost in COSTS], {"": lines}, "\n".join(unequal))
+    return Sheet([cost.terminal for cost in COSTS], lines, "\n".join(unequal))
 
 
-def _make_sheet(columns: Sequence[Column], compared: Mapping[RunComparison, Rows], named: bool) -> Sheet:
-    """Return the sheet of comparisons' lines; without the columns of gains where no line has one."""
-    lines = [line for lines in compared.values() for line in lines]
-    shown_columns = [k for k, c in enumerate(columns, 1) if not c.optional or any(line[k] != _NONE for line in lines)]
-    shown = {c: [(line[0], *(line[k] for k in shown_columns)) for line in lines] for c, lines in compared.items()}
-    gaining = any(columns[k - 1].optional for k in shown_columns)
-    names = (comparison.name if named else "" for comparison in shown)
-    legend = _make_legend(tuple(shown), [text for lines in shown.values() for line in lines for text in line[1:]], gaining)
-    return Sheet([columns[k - 1].terminal for k in shown_columns], dict(zip(names, shown.values(), strict=True)), legend)
-
-
-def _make_legend(compared: Sequence[RunComparison], shown: Sequence[str], gaining: bool) -> str:
+def _make_legend(comparison: RunComparison, shown: Sequence[str], gaining: bool) -> str:
     """What the numbers are: only of those that are there."""
-    words = ["Last round"]
+    words, scale = ["Last round"], comparison.scale
     words += ["mean ± 95 % interval"] if any("±" in text for text in shown) else []
-    scale = compared[0].scale
     words += [scale.metric.title] if scale.metric != ACCURACY else []
     words += [f"gains in {scale.difference_mark.strip()}"] if gaining and scale.difference_mark else []
-    spent = {m.method: format_epsilon(m) for c in compared if has_guarantee(c) for m in c.methods}
-    words += ["epsilon: " + ", ".join(f"{label} {value}" for label, value in spent.items())] if spent else []
-    single = sum(len(c.runs) for c in compared) == 1
-    why = "`fedmutual report` says why" if single else "see the report"
+    spent = [f"{m.method} {format_epsilon(m)}" for m in comparison.methods] if has_guarantee(comparison) else []
+    words += ["epsilon: " + ", ".join(spent)] if spent else []
+    why = "`fedmutual report` says why" if len(comparison.runs) == 1 else "see the report"
     return "; ".join(words) + "." + (f" n/a: {why}." if _NONE in shown else "")
 
 

@@ -2,11 +2,7 @@
 
 from collections.abc import Mapping
 from functools import partial
-from itertools import groupby
 from math import prod
-from operator import itemgetter
-
-import pandas as pd
 
 from fedmutual.errors import format_count
 from fedmutual.report.cells import Column, PageTable, TableCell, make_table
@@ -73,53 +69,6 @@ def _sum_bytes(method: Line) -> dict[str, float | Missing]:
         **{f"{way}_run": int(work[way].sum()) / n for way in ("up", "down")},
         "seed_set": sum(run.seed_bytes for run in runs) / n,
     }
-
-
-def make_client_bytes_table(comparison: RunComparison) -> PageTable:
-    """Return a table with a line for each client: its bytes in the whole run under each method."""
-    means = _average_bytes(comparison, "client")
-    columns = [Column("Client", numeric=False, keys=("client",), read=lambda line: line[0])]
-    lines = means.itertuples(name=None)
-    caption = "Bytes of each client over the whole run, means over seeds"
-    return make_table("bytes-client", caption, [*columns, *_list_byte_columns(means)], lines)
-
-
-def make_round_bytes_table(comparison: RunComparison) -> PageTable:
-    """Return a table with a line for each round, or for several equal rounds: bytes of all clients under each method."""
-    means = _average_bytes(comparison, "round").sort_index()
-    lines = []
-    for (_, values), equal in groupby(means.itertuples(name=None), key=lambda line: (line[0] == 0, line[1:])):
-        rounds = [round for round, *_ in equal]
-        lines.append(((rounds[0], rounds[-1]), *values))
-    columns = [
-        Column(
-            "Round",
-            numeric=False,
-            keys=("first_round", "last_round"),
-            read=lambda line: line[0],
-            form=lambda ends: TableCell(" to ".join(map(str, dict.fromkeys(ends))) if ends[0] else "start"),
-            numbers=tuple,
-        )
-    ]
-    caption = "Bytes of all clients in a round, means over seeds"
-    return make_table("bytes-round", caption, [*columns, *_list_byte_columns(means)], lines)
-
-
-def _list_byte_columns(means: pd.DataFrame) -> list[Column]:
-    return [
-        Column(way, label, keys=(f"{label} {way}",), read=itemgetter(k), form=_make_size_cell)
-        for k, (label, way) in enumerate(means.columns, 1)
-    ]
-
-
-def _average_bytes(comparison: RunComparison, by: str) -> pd.DataFrame:
-    """Return the bytes of each client or round (`by`): a column for each method and way, "up" and "down".
-
-    They are means over seeds; a seed without the row counts as 0.
-    """
-    methods = [m for m in comparison.methods if not m.is_pooled and any(len(r.work) for r in m.counted)]
-    sums = {m.method: m.work.groupby(by, sort=False, observed=True)[["up", "down"]].sum() / len(m.counted) for m in methods}
-    return pd.concat(sums, axis=1).fillna(0.0) if sums else pd.DataFrame()
 
 
 def _describe_leaving(method: Line) -> str | Missing:

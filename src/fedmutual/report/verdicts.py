@@ -9,8 +9,7 @@ from statistics import fmean
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from fedmutual.metric import ACCURACY
-from fedmutual.report import measures, tables
+from fedmutual.report import measures
 from fedmutual.report.rendering import render_facts, render_macro
 from fedmutual.results.comparison import Line, RunComparison
 from fedmutual.results.estimate import SAME, Estimate, Missing
@@ -21,7 +20,6 @@ from fedmutual.rundir.schema import TRANSFER_DATA
 
 HIGHLIGHTS = 3  # sentences below the answer, at most
 _CLEAR = 0.05  # a difference of recall that the report names even if the difference is not certain
-_MOST_TASKS = 3  # clients with another task that are named
 _NAMED_PAIRS = 3  # harmed clients of single seeds that are named; of more, the one that is harmed most
 _NAMED_NODES = 5  # harmed nodes that are named
 _WANTED_SEEDS = 5  # an interval over fewer seeds is wide
@@ -177,7 +175,6 @@ def find_findings(comparison: RunComparison) -> Iterator[str]:
     for method in comparison.references:
         rivals = [m for m in comparison.federated if m.algorithm != method.algorithm]
         yield from _compare_with_rivals(comparison, method, rivals)
-    yield from _find_other_tasks(comparison)
     for method in comparison.methods:
         shared_line = next(line for line in reversed(comparison.lines) if line.method == method.method)
         personal = measures.average_scores(method.select_last("test", model="personal"), "")
@@ -226,20 +223,6 @@ def _compare_with_rivals(comparison: RunComparison, method: Line, rivals: Sequen
         contests += [("shared", method.method, shared)] if shared else []
         if contests:
             yield render_facts("findings.j2", comparison.scale, "rivalry", rival=rival.method, contests=contests)
-
-
-def _find_other_tasks(comparison: RunComparison) -> Iterator[str]:
-    """Yield the first few clients without the main metric, each with its first score, and how many more there are."""
-    if comparison.metric != ACCURACY:
-        return
-    say = partial(render_facts, "findings.j2", comparison.scale)
-    clients = list(tables.tabulate_other_tasks(comparison).groupby("client", sort=False))
-    for client, scores in clients[:_MOST_TASKS]:
-        first_score = scores["score"].iloc[0]
-        means = scores[scores["score"] == first_score].groupby("label", sort=False)["value"].agg(fmean)
-        yield say("other_task", client=str(client), score=first_score, values=tuple(means.items()))
-    if len(clients) > _MOST_TASKS:
-        yield say("more_tasks", clients=len(clients) - _MOST_TASKS)
 
 
 def _compare_with_local_only(comparison: RunComparison, method: Line, *data: str) -> Iterator[str]:

@@ -69,10 +69,12 @@ def _list_keys(number: str) -> tuple[str, ...]:
 
 def describe_worth(worth: Worth) -> dict[str, Any]:
     """Return the numbers for JSON: fractions in [0, 1]; a missing number is None."""
-    of_participants = [Column("", keys=("participant",))]
-    for key, matrix in (("shapley", worth.shapley), ("left_out", worth.left_out)):
-        of_participants.append(Column("", keys=_list_keys(f"{key}_given"), read=matrix.measure_given))
-        of_participants.append(Column("", keys=_list_keys(f"{key}_received"), read=matrix.measure_received))
+    of_participants = [
+        Column("", keys=("participant",)),
+        Column("", keys=_list_keys("shapley_given"), read=worth.shapley.measure_given),
+        Column("", keys=_list_keys("shapley_received"), read=worth.shapley.measure_received),
+        Column("", keys=_list_keys("left_out_given"), read=worth.left_out.measure_given),
+    ]
     of_overlaps = [
         Column("", keys=("first", "second"), numbers=tuple),
         Column("", keys=_list_keys("overlap"), read=worth.overlaps.__getitem__),

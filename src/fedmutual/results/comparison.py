@@ -15,10 +15,11 @@ from fedmutual.errors import RunError, join_words
 from fedmutual.metric import ACCURACY, UNLABELLED, Metric
 from fedmutual.results.estimate import Missing
 from fedmutual.results.folds import join_folds, split_baseline
-from fedmutual.results.frame import RunFacts, flatten_table, format_setting, is_number
+from fedmutual.results.frame import RunFacts, format_setting, is_number
 from fedmutual.results.gains import Gains
 from fedmutual.results.scale import MetricScale
 from fedmutual.role import Role
+from fedmutual.rundir.record_files import flatten_table
 
 MODELS = {"personal": "personal models", "ensemble": "ensembles", "global": "shared model", "meme": "clients' forks"}
 SHORT = {"personal": "personal", "ensemble": "ensemble", "global": "shared", "meme": "fork"}

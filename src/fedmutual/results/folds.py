@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fedmutual.results.frame import EARLIER_METHODS, RunFacts, flatten_table
+from fedmutual.results.frame import EARLIER_METHODS, RunFacts
 from fedmutual.role import ALONE, LOCAL_ONLY
 from fedmutual.rundir.file_names import SUMMARY
-from fedmutual.rundir.record_files import check_record
+from fedmutual.rundir.record_files import check_record, flatten_table
 from fedmutual.rundir.schema import Evaluation, RecordedPartition, ScoreRow, Summary
 from fedmutual.rundir.summary import summarise_scores
 

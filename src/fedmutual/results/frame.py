@@ -3,7 +3,7 @@
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import nan
@@ -249,15 +249,6 @@ def tabulate_numbers(evaluations: Iterable[Evaluation]) -> "pd.DataFrame":
 def is_number(value: object) -> bool:
     """Return whether a score is a number, and not a list of numbers, a text or missing."""
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def flatten_table(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Return (dotted key, value) for each value of nested tables."""
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from flatten_table(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def format_setting(value: Any) -> str:

@@ -13,8 +13,9 @@ from fedmutual.errors import RunError, join_words
 from fedmutual.results.comparison import is_distinctive
 from fedmutual.results.estimate import Estimate, Missing, Value, estimate, get_limit
 from fedmutual.results.folds import join_folds
-from fedmutual.results.frame import RunFacts, flatten_table
+from fedmutual.results.frame import RunFacts
 from fedmutual.results.gains import compute_grain
+from fedmutual.rundir.record_files import flatten_table
 
 Coalition = frozenset[str]
 Scores = Mapping[Coalition, Mapping[str, float]]
