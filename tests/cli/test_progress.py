@@ -7,8 +7,8 @@ from rich.console import Console
 
 from fedmutual.events import Evaluated, Failed, Finished, Noted, Replied, Score, Started
 from fedmutual.rundir import text
-from fedmutual.rundir.text import format_holdout_scores, format_worst_nodes
-from fedmutual.studies.observers import LINES, AllRuns, ProgressDisplay
+from fedmutual.rundir.text import AllRuns, format_holdout_scores, format_worst_nodes
+from fedmutual.studies.observers import LINES, ProgressDisplay
 
 pytestmark = pytest.mark.run
 

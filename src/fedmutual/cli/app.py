@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import fedmutual
-from fedmutual.cli import conclude, data, demo, leads, predictions, privacy, sites, training
+from fedmutual.cli import conclude, data, leads, predictions, privacy, sites, training
 from fedmutual.cli.arguments import Resume, Seeds, Set, TrustCode, parse_settings
 from fedmutual.cli.terminal import (
     Code,
@@ -41,7 +41,7 @@ app.command()(training.run)
 app.command()(training.compare)
 app.command()(training.sweep)
 app.command()(training.worth)
-app.command()(demo.demo)
+app.command()(training.demo)
 
 SITES = "Real sites (with the extra fedmutual\\[sites])"
 

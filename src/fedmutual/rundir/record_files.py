@@ -118,6 +118,15 @@ def dump_record(record: Record) -> Table:
     return record.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
 
+def flatten_table(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Return (dotted key, value) for each value of nested tables."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from flatten_table(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
 def make_line_error(path: Path, line: int, why: str, is_cut: bool = False) -> RunError:
     """Return the error for a damaged line of a log. is_cut: a kill or a full disk left the line incomplete."""
     if is_cut:

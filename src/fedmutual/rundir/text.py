@@ -30,21 +30,35 @@ class TextLog:
             append_lines(self._path, (f"{now}  {line}" for line in lines))
 
 
-class TimeLeft:
-    """Estimate the time of the remaining rounds from the time of the finished rounds."""
+class AllRuns:
+    """The progress of a command that trains a number of runs, in turn or side by side."""
 
-    def __init__(self) -> None:
-        self._since, self._done, self._rounds = time.monotonic(), 0, 0
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._since: float | None = None  # the first run's start
+        self._begun: dict[int, float] = {}  # a run's number, from 1 -> the fraction of its rounds done before this command
+        self._done: dict[int, float] = {}  # the fraction done now
 
-    def start(self, event: Started) -> None:
-        """Measure from now; `event` says how many rounds are done already."""
-        self._since, self._done, self._rounds = time.monotonic(), event.done, event.rounds
+    def start(self, number: int, fraction: float) -> None:
+        """Record that a run starts, or resumes after this fraction of its rounds. number: of the run, from 1."""
+        self._since = time.monotonic() if self._since is None else self._since
+        self._begun[number] = self._done[number] = fraction
 
-    def estimate_after(self, round: float) -> str:
-        """Return the remaining time after `round` rounds as text, "" before any progress; fractions of a round count."""
-        if round <= self._done:
+    def reach(self, number: int, fraction: float) -> None:
+        """Record that this fraction of a run's rounds is done. number: of the run, from 1."""
+        self._done[number] = fraction
+
+    def format_time_left(self) -> str:
+        """Return the time left for all runs, at the speed so far, as text; "" before any work is done.
+
+        Runs start in the order of their numbers, and a run that was finished before this command never starts.
+        """
+        trained = sum(self._done.values()) - sum(self._begun.values())
+        if self._since is None or trained <= 0:
             return ""
-        return f"{format_duration((time.monotonic() - self._since) / (round - self._done) * (self._rounds - round))} left"
+        left = self.count - max(self._done) + sum(1 - fraction for fraction in self._done.values())
+        seconds = (time.monotonic() - self._since) / trained * left
+        return f"{format_duration(seconds)} left{' for all runs' if self.count > 1 else ''}"
 
 
 def describe_event(event: Event) -> list[str]:

@@ -18,6 +18,7 @@ from fedmutual.config.schema import Config, RecordsConfig
 from fedmutual.errors import ConfigError, RunError, format_error, warn_user
 from fedmutual.events import Evaluated, Event, Failed
 from fedmutual.rundir.file_names import LOCK
+from fedmutual.rundir.record_files import flatten_table
 
 _NOT_ALLOWED = re.compile(r"[^\w\-. :/]")  # in a name of MLflow; letters of all languages are allowed
 
@@ -156,7 +157,7 @@ class Tracker:
         self._name, self._folder = name, folder
         run = hashlib.sha256(f"{folder.resolve()}\n{identity}".encode()).hexdigest()[:16]
         title = f"{config.name}, {config.algorithm['name']}, seed {config.seed}{title}"
-        settings = _flatten(config.model_dump(mode="json", exclude_defaults=True))
+        settings = {k: str(v) for k, v in flatten_table(config.model_dump(mode="json", exclude_defaults=True))}
         try:
             self._run: _Run | None = _TRACKERS[name](folder, run, title, settings)
         except Exception as problem:  # trackers fail in many ways
@@ -201,11 +202,3 @@ def list_sent_files(folder: Path) -> list[Path]:
     # a link in a folder from somebody else could name any file of this machine
     files = [f for f in sorted(folder.rglob("*")) if f.is_file() and not f.is_symlink() and f.name != LOCK]
     return [f for f in files if f.relative_to(folder).parts[0] != "clients"]
-
-
-def _flatten(tables: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Return nested tables as dotted keys with values as text."""
-    flat: dict[str, str] = {}
-    for key, value in tables.items():
-        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: str(value)}
-    return flat

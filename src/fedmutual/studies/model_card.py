@@ -17,9 +17,9 @@ from fedmutual.in_memory import PREFIX
 from fedmutual.metric import ACCURACY
 from fedmutual.report.rendering import make_environment
 from fedmutual.results.estimate import compute_wilson_interval, estimate
-from fedmutual.results.frame import RunFacts, flatten_table, format_setting, read_run
+from fedmutual.results.frame import RunFacts, format_setting, read_run
 from fedmutual.results.scale import MetricScale
-from fedmutual.rundir.record_files import read_model_environment
+from fedmutual.rundir.record_files import flatten_table, read_model_environment
 from fedmutual.rundir.schema import ScoreRow
 from fedmutual.studies.answering_model import AnsweringModel
 

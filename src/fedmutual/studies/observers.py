@@ -1,6 +1,5 @@
 """What a user sees of runs: a bar with accuracy and time left, or plain lines; in Python a warning for each remark."""
 
-import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
@@ -10,7 +9,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from fedmutual.errors import warn_user
 from fedmutual.events import Evaluated, Event, Failed, Finished, Noted, Observer, Replied, Score, Started
-from fedmutual.rundir.text import describe_event, format_duration, format_scores
+from fedmutual.rundir.text import AllRuns, describe_event, format_scores
 
 LINES = 100  # at most, of a run without a terminal; log.txt has a line for every evaluation
 FormatScores = Callable[[tuple[Score, ...]], str]
@@ -89,37 +88,6 @@ class ProgressDisplay:
         if once is None or once not in self._printed:
             self._printed |= {once} if once else set()
             self.console.print(f"{label}  {line}".strip(), highlight=False, markup=False, soft_wrap=True)
-
-
-class AllRuns:
-    """The progress of a command that trains a number of runs, in turn or side by side."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self._since: float | None = None  # the first run's start
-        self._begun: dict[int, float] = {}  # a run's number, from 1 -> the fraction of its rounds done before this command
-        self._done: dict[int, float] = {}  # the fraction done now
-
-    def start(self, number: int, fraction: float) -> None:
-        """Record that a run starts, or resumes after this fraction of its rounds. number: of the run, from 1."""
-        self._since = time.monotonic() if self._since is None else self._since
-        self._begun[number] = self._done[number] = fraction
-
-    def reach(self, number: int, fraction: float) -> None:
-        """Record that this fraction of a run's rounds is done. number: of the run, from 1."""
-        self._done[number] = fraction
-
-    def format_time_left(self) -> str:
-        """Return the time left for all runs, at the speed so far, as text; "" before any work is done.
-
-        Runs start in the order of their numbers, and a run that was finished before this command never starts.
-        """
-        trained = sum(self._done.values()) - sum(self._begun.values())
-        if self._since is None or trained <= 0:
-            return ""
-        left = self.count - max(self._done) + sum(1 - fraction for fraction in self._done.values())
-        seconds = (time.monotonic() - self._since) / trained * left
-        return f"{format_duration(seconds)} left{' for all runs' if self.count > 1 else ''}"
 
 
 class _Line:

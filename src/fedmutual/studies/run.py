@@ -151,8 +151,9 @@ class EngineHandle:
         """
         engine = experiment.config.engine
         self.experiment, self.work = experiment, experiment.estimate_work()
+        self._obstacle = find_stack_obstacle(experiment.config)
         noised = "clients with clipped and noised gradients cannot share a stack"
-        obstacle = noised if experiment.noised else find_stack_obstacle(experiment.config)
+        obstacle = noised if experiment.noised else self._obstacle
         name = before if before and engine.name == "auto" else engine.name
         self.choice = choose_engine(name, engine.workers, experiment.device, self.work, obstacle)
         if name != engine.name:
@@ -197,11 +198,16 @@ class EngineHandle:
     def _open(self) -> Simulation:
         """Open the engine; if a worker dies while it builds its clients, open the engine again."""
         experiment, device = self.experiment, self.experiment.device
-        obstacle = find_stack_obstacle(experiment.config)
         while True:
             try:
                 engine, self.choice = open_engine(
-                    self.choice, experiment.build_client, self.work, experiment.config.engine, device, self._disk, obstacle
+                    self.choice,
+                    experiment.build_client,
+                    self.work,
+                    experiment.config.engine,
+                    device,
+                    self._disk,
+                    self._obstacle,
                 )
                 return engine
             except WorkerLost as lost:

@@ -17,7 +17,7 @@ from fedmutual.files import FORMAT, JSON_LOGS, make_log_line, read_json, write_j
 from fedmutual.rundir.checkpoint import make_file_name
 from fedmutual.rundir.file_names import CHECKPOINT, CONFIG, ENVIRONMENT, LEDGER, LOG, METRICS, PARTITION, SERVER, SUMMARY
 from fedmutual.rundir.record_files import check_record
-from fedmutual.rundir.text import TimeLeft, format_scores
+from fedmutual.rundir.text import AllRuns, format_scores
 from fedmutual.sites.contract import Contract
 from fedmutual.sites.protocol import clean_text
 
@@ -100,7 +100,7 @@ class ProgressFile:
     """An observer that rewrites the progress file after each event. Raises RunError if the file cannot be written."""
 
     def __init__(self, folder: Path, contract: Contract, job: str) -> None:
-        self.folder, self._time_left = folder, TimeLeft()
+        self.folder, self._time_left = folder, AllRuns(1)
         self._answered = set[str]()  # sites that answered in this phase
         previous: dict[str, Any] = {}
         with suppress(RunError):  # damaged: this file replaces it, and no result depends on it
@@ -148,7 +148,7 @@ class ProgressFile:
         state = self._state
         match event:
             case Started():
-                self._time_left.start(event)
+                self._time_left.start(1, event.done / event.rounds)
             case Noted():  # a note with the text of an earlier note extends its rounds
                 notes = {n["text"]: n for n in state["notes"]}
                 first = notes.pop(event.text, {"first": event.round})["first"]
@@ -162,7 +162,8 @@ class ProgressFile:
             case Evaluated():
                 self.change(scores=format_scores(event.scores))
             case RoundDone():
-                self.change(round=event.round, left=self._time_left.estimate_after(event.round), tries=0)
+                self._time_left.reach(1, event.round / event.rounds)
+                self.change(round=event.round, left=self._time_left.format_time_left(), tries=0)
 
     def list_due_sites(self, outside: Connections, inside: Collection[str], now: float) -> list[str]:
         """Return the sites for which the job is restarted now, and record the restart: exponential backoff a connection.
