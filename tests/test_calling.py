@@ -12,6 +12,7 @@ from fedmutual.calling import NoLogits, call_network, find_logits
 
 A, B = torch.arange(6.0).reshape(2, 3), torch.ones(2, 3)
 Named = namedtuple("Named", ["logits", "aux"])
+Second = namedtuple("Second", ["features", "logits"])
 
 
 @pytest.mark.parametrize(
@@ -21,6 +22,7 @@ Named = namedtuple("Named", ["logits", "aux"])
         (A, B),
         [None, A, B],
         Named(A, B),
+        Second(B, A),
         {"logits": A, "out": B},
         {"aux": B, "out": A},
         {"any": A, "loss": None},

@@ -5,7 +5,9 @@ import functools
 import re
 import threading
 import tomllib
+from dataclasses import dataclass
 
+import datasets
 import numpy as np
 import pandas as pd
 import pytest
@@ -17,10 +19,13 @@ from torch.utils.data import IterableDataset, TensorDataset
 import fedmutual
 from fedmutual import ConfigError, Site, UserError
 from fedmutual.algorithms import FML, FedAvg
-from fedmutual.config import dump_config, parse_config
+from fedmutual.config import DataConfig, dump_config, parse_config
 from fedmutual.core import Diverged
+from fedmutual.data.labels import clean_labels
+from fedmutual.data.objects import make_memory_source
 from fedmutual.events import Finished
 from fedmutual.files import read_json
+from fedmutual.losses import Regression
 from log_lines import read_lines
 
 NAMES = ("north", "south")
@@ -371,6 +376,91 @@ def test_columns_of_a_frame_are_labels():
     own_sites = {name: Site(train=frame[k::2], label=["cough", "fever"]) for k, name in enumerate(("north", "south"))}
     run = fedmutual.federate(own_sites, "fedavg", "mlp", task="multilabel", **QUICK)
     assert list(run.predict(frame[["b", "a"]].astype("float32"))) == ["cough", "fever"]
+
+
+@pytest.mark.parametrize(
+    "label", [pd.Index(["target"])[0], pd.Index(["fever", "cough"]), np.array(["fever", "cough"]), 7, ("fever", "cough")]
+)
+def test_the_names_of_columns_in_every_form(tables, label):
+    """The name is recorded, so that a table is scored without it."""
+    frame = tables["north"].assign(fever=0, cough=1, target=tables["north"]["target"]).rename(columns={"target": 7})
+    frame = frame if isinstance(label, int) else frame.rename(columns={7: "target"})
+    task = {} if isinstance(label, str | int) else {"task": "multilabel"}
+    run = fedmutual.federate({i: Site(train=frame, label=label) for i in "ab"}, "fedavg", "mlp", **task, **QUICK)
+    assert run.config.clients["a"].data.label == (str(label) if not task else ("fever", "cough"))
+    assert run.score(frame, client="a").values["examples"] == len(frame)
+
+
+def test_settings_may_be_arrays_and_numbers_of_other_libraries(tables):
+    x, y = arrays(tables["north"])
+    settings = {
+        "data.mean": x.mean(0),
+        "data.std": torch.tensor(x.std(0)),
+        "data.labels": {0: "ill", 1: "well"},
+        "data.classes": pd.Series(["ill", "well"]),
+        "training.class_weights": np.array([1.0, 2.0]),
+    }
+    arguments = QUICK | {"rounds": np.int64(1), "batch_size": np.int32(16), "device": torch.device("cpu")}
+    run = fedmutual.federate({i: Site(train=(x, y)) for i in "ab"}, "fedavg", "mlp", settings=settings, **arguments)
+    assert run.config.data.mean == tuple(map(float, x.mean(0)))
+    assert run.config.training.batch_size == 16
+    assert list(run.predict(x)) == ["ill", "well"]
+
+
+@pytest.mark.parametrize("form", ["items", "dictionaries", "saved"])
+def test_what_acts_as_a_dataset_is_one(tables, form):
+    x, y = arrays(tables["north"])
+    rows = {
+        "items": lambda: list(zip(x, y, strict=True)),
+        "dictionaries": lambda: [{"x": a, "target": b} for a, b in zip(x, y, strict=True)],
+        "saved": lambda: datasets.Dataset.from_dict({"x": x.tolist(), "label": y.tolist()}),
+    }[form]()
+    run = fedmutual.federate(
+        {i: Site(train=rows) for i in "ab"}, "fedavg", nn.Linear(6, 2) if form == "items" else One(), **QUICK
+    )
+    assert run.score(rows, client="a").values["examples"] == len(y)
+
+
+class One(nn.Module):
+    """A network whose one input is called x."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(6, 2)
+
+    def forward(self, x):
+        return self.fc(x)
+
+
+@pytest.mark.parametrize("form", ["a table with a truth value", "scikit-survival"])
+def test_times_of_survival_in_every_form(tables, form):
+    table = tables["north"].assign(time=tables["north"].index + 1.0, event=tables["north"]["target"] == 1)
+    table = table.drop(columns="target")
+    train, label = table, ["time", "event"]
+    if form == "scikit-survival":
+        y = np.array([*zip(table["event"], table["time"], strict=True)], dtype=[("event", bool), ("time", float)])
+        train, label = (table.drop(columns=label), y), None
+    source = make_memory_source(train, None, label, "north")
+    assert (
+        clean_labels(source.train, DataConfig()).labels.tolist()
+        == table[["time", "event"]].astype(float).to_numpy().tolist()
+    )
+
+
+@dataclass(frozen=True)
+class Absolute(Regression):
+    """A task of the user's own."""
+
+    def fit(self, output, target):
+        return (output.reshape(target.shape) - target).abs().mean()
+
+
+@pytest.mark.parametrize("task", [Absolute, Absolute()])
+def test_a_task_may_be_a_class_or_an_object(tables, task):
+    x, y = arrays(tables["north"])
+    run = fedmutual.federate({i: Site(train=(x, y)) for i in "ab"}, "fml", "mlp", task=task, **QUICK)
+    assert run.task("a").fit(torch.zeros(2, 1), torch.ones(2)) == 1
+    assert run.predict(x[:3], client="a").shape == (3, 1)
 
 
 def after_a_pass(net):

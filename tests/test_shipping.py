@@ -49,7 +49,7 @@ def test_a_run_of_objects_is_scored_on_objects_and_says_which_rows_it_was_traine
 @pytest.mark.parametrize(("label", "sentence"), [(None, "are a DataFrame; name"), ("sick", "have no column 'sick'; name")])
 def test_a_table_to_score_without_its_labels(run: fedmutual.Run, label: str | None, sentence: str) -> None:
     with pytest.raises(fedmutual.UserError, match=sentence):
-        run.score(TABLE, label=label)
+        run.score(TABLE.rename(columns={"ill": "diagnosis"}), label=label)
 
 
 def test_another_process_exports_with_the_functions_that_make_the_networks(run: fedmutual.Run, tmp_path: Path) -> None:

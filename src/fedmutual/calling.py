@@ -80,8 +80,8 @@ def call_network(net: nn.Module, x: Inputs, weights: Mapping[str, Tensor] | None
 def find_logits(output: Any) -> Tensor:
     """Return the logits in what a network returned.
 
-    The tensor itself; of a tuple the first tensor; of a dictionary "logits", else "out", else its only tensor; of another
-    object its attribute `logits`.
+    The tensor itself; of a dictionary "logits", else "out", else its only tensor; of another object its attribute `logits`;
+    of a tuple without it the first tensor.
 
     Raises:
         NoLogits: the output is nothing of these.
@@ -91,10 +91,10 @@ def find_logits(output: Any) -> Tensor:
         tensors = {name: value for name, value in output.items() if isinstance(value, Tensor)}
         only = next(iter(tensors.values())) if len(tensors) == 1 else None
         chosen = next((tensors[name] for name in _OUTPUTS if name in tensors), only)
-    elif isinstance(output, tuple | list):
-        chosen = next((value for value in output if isinstance(value, Tensor)), None)
     else:
         chosen = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+        if isinstance(output, tuple | list) and chosen is None:
+            chosen = next((value for value in output if isinstance(value, Tensor)), None)
     if isinstance(chosen, Tensor):
         return chosen
     names = f" of {', '.join(map(str, output))}" if isinstance(output, Mapping) else ""

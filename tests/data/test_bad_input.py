@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 from scipy.sparse import csr_array
-from torch.nested import nested_tensor, to_padded_tensor
+from torch.nested import nested_tensor
 
 from fedmutual import data
 from fedmutual.data.convert import view_array
@@ -83,7 +83,7 @@ class Malicious:
     [
         ({"x": X}, {}, "there is no array 'y'; it has 'x'"),
         ({"x": X, "y": Y, "x_test": X}, {}, "there is no array 'y_test'"),
-        ({"x": X[:, 0], "y": Y}, {}, "array 'x' has the shape [12]; tables are"),
+        ({"x": X[:, 0], "y": Y}, {}, "array 'x' has the shape [12]; of one number a row give x[:, None]: tables are"),
         ({"x": X.astype(str), "y": Y}, {}, "array 'x' holds str"),
         ({"x": X[:0], "y": Y[:0]}, {}, "array 'x' has no rows"),
         ({"x": X, "y": Y, "x_test": X[:, :1], "y_test": Y}, {}, "training examples are float32 [2] and test examples"),
@@ -156,6 +156,16 @@ def test_tables(tmp_path: Path, text: str, more: dict[str, Any], words: str) -> 
     refused(words.replace("PATH", str(path)), data={"name": "csv", "root": str(path)} | more)
 
 
+@pytest.mark.parametrize(("ending", "reader"), [("xlsx", "read_excel"), ("dta", "read_stata"), ("jsonl", "read_json")])
+def test_tables_of_other_programs(tmp_path: Path, ending: str, reader: str) -> None:
+    path = tmp_path / f"a.{ending}"
+    path.write_bytes(b"PK\x03\x04\xff")
+    words = (
+        f"is neither a CSV nor a Parquet file; save it as one: pandas.{reader}('{path}').to_csv('{path.with_suffix('.csv')}'"
+    )
+    refused(words, data={"name": "csv", "root": str(path)})
+
+
 def test_a_compressed_table_with_a_missing_label_names_the_row(tmp_path: Path) -> None:
     path = tmp_path / "a.csv.gz"
     path.write_bytes(gzip.compress(b"a,label\n1,x\n2,\n"))
@@ -211,9 +221,11 @@ def test_metadata_that_miss_something(tmp_path: Path) -> None:
     metadata = tmp_path / "metadata.csv"
     refused(f"{metadata}: there is no such file; data.group_by needs it", data=about)
     metadata.write_text("file_name,site\ncat/00.png,p\n")
-    refused("there is no column 'patient'; it has 'file_name', 'site'", data=about)
+    refused("there is no column 'patient', which data.group_by names; it has 'file_name', 'site'", data=about)
     metadata.write_text("file_name,patient\ncat/00.png,p\ncat/01.png,\n")
-    refused("it names no patient for cat/01.png; add a line for every image", data=about)
+    refused("no row names the file dog/00.png (2 of 4 files); add a row", data=about)
+    metadata.write_text("file_name,patient\ncat/00.png,p\ncat/01.png,\ndog/00.png,q\ndog/01.png,q\n")
+    refused("it names no patient for cat/01.png; fill in", data=about)
 
 
 DATASET = """
@@ -338,11 +350,6 @@ def encode(table: pd.DataFrame) -> pd.DataFrame:
             TABLE.assign(n=[Decimal(1)] * 12),
             "of 'n' give x.astype('float64')",
             lambda t: t.assign(n=t["n"].astype("float64")),
-        ),
-        (
-            {"x": nested_tensor(RAGGED, layout=torch.jagged)},
-            "to_padded_tensor",
-            lambda x: {"x": to_padded_tensor(x["x"], 0.0)},
         ),
     ],
 )

@@ -137,7 +137,8 @@ def test_groups_name_images_in_inner_folders(tmp_path: Path) -> None:
     about = folder(tmp_path, {"cat": 2, "dog": 2})
     image(tmp_path / "cat" / "inner" / "0.png")
     files = ["cat/00.png", "cat/01.png", "dog/00.png", "dog/01.png", "cat/inner/0.png"]
-    (tmp_path / "metadata.csv").write_text("\n".join(["file_name,patient", *(f"{f},p{k}" for k, f in enumerate(files))]))
+    rows = [f"{f.replace('/', chr(92))};p{k}" for k, f in enumerate(files)]  # as Windows and Excel write them
+    (tmp_path / "metadata.csv").write_text("\n".join(["file_name;patient", *rows]))
     source = read(about | {"group_by": "patient"})
     assert source.train.groups is not None
     assert np.unique(source.train.groups).tolist() == ["p0", "p1", "p2", "p3", "p4"]

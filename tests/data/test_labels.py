@@ -13,7 +13,7 @@ from fedmutual import data
 from fedmutual.config import DataConfig, parse_config
 from fedmutual.data.examples import ArrayExamples, Part
 from fedmutual.data.labels import clean_labels
-from fedmutual.errors import DataError
+from fedmutual.errors import ConfigError, DataError
 from own_data import config, everything, folder, npz, refused
 
 X = np.arange(24, dtype=np.float32).reshape(12, 2)
@@ -118,6 +118,24 @@ def test_a_name_in_data_labels_that_no_label_has(tmp_path: Path) -> None:
     assert data.load(config(data=lacking | {"labels": {"eel": "fish"}}, **HALF)).space.classes == ("cat", "dog", "fish")
 
 
+def test_truth_values_have_one_name_in_arrays_and_tables(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a,label\n" + "".join(f"{2 * k},{k % 2 == 0}\n" for k in range(12)))
+    for about in (npz(tmp_path / "a.npz", x=X, y=np.array([True, False] * 6)), {"name": "csv", "root": tmp_path / "a.csv"}):
+        assert classes_of(about) == {row: ["True", "False"][row % 2] for row in range(12)}
+
+
+def test_names_of_ordinal_classes_need_an_order(tmp_path: Path) -> None:
+    about = npz(tmp_path / "a.npz", x=X, y=np.array(["low", "middle", "high"] * 4))
+    with pytest.raises(ConfigError, match=r"'high', 'low', 'middle'; list them in their order in data.classes"):
+        data.load(config(data=about, training={"task": "ordinal"}, **HALF))
+
+
+def test_whole_numbers_beside_blanks_have_the_names_of_whole_numbers(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a,label\n" + "0,1.0\n1,0.0\n2,\n" * 4)
+    space = data.load(config(data={"name": "csv", "root": tmp_path / "a.csv", "unlabelled": True})).space
+    assert space.classes == ("0", "1")
+
+
 @pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int32, np.uint8, np.uint64])
 def test_labels_of_every_integer_type_are_read(tmp_path: Path, dtype: type) -> None:
     about = npz(tmp_path / "a.npz", x=X, y=np.array([0, 1, 2] * 4, dtype))
@@ -178,6 +196,7 @@ def make_objects(*labels):
         (make_objects(Decimal("1.5"), 2), [1.5, 2.0]),
         (np.array([[1, Decimal(0)]], dtype=object), [[1.0, 0.0]]),
         (make_objects(True, np.False_), ["True", "False"]),
+        (np.array([[2.5, True]], dtype=object), [[2.5, 1.0]]),
         (np.array([3, 1]), [3, 1]),
         (np.array([], dtype=object), []),
     ],

@@ -242,7 +242,7 @@ def make_blank(y, value, rows=(3, 7)):
     ("y", "settings", "blank"),
     [
         (make_blank(np.arange(ROWS) % 2, np.nan), {"training.task": "classification"}, -1),
-        (np.array(["a", "b", "", "b"] * 10), {"training.task": "ordinal"}, -1),
+        (np.array(["1", "2", "", "2"] * 10), {"training.task": "ordinal"}, -1),
         (np.array(["a", "b", "unknown", "b"] * 10), {"data.labels": {"unknown": ""}, "training.task": "classification"}, -1),
         (make_blank(make_labels(), np.nan), {}, np.nan),
         (make_blank(np.arange(ROWS), np.nan), {"training.task": "regression"}, np.nan),

@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -103,13 +104,61 @@ class WithoutMask(nn.Module):
         return self.head(series.sum(1))
 
 
+def as_objects(x):
+    """Return arrays as one array of objects."""
+    objects = np.empty(len(x), dtype=object)
+    objects[:] = x
+    return objects
+
+
+def items_of(row):
+    """Return the inputs of a row by name."""
+    return zip(("ecg", "table"), row, strict=True)
+
+
 def ragged(seed, n=40):
     rng = np.random.default_rng(seed)
     y = rng.integers(0, 2, n)
     return [rng.normal(size=(int(length), 2)) + label for length, label in zip(rng.integers(2, 9, n), y, strict=True)], y
 
 
-@pytest.mark.parametrize("container", [lambda x, y: (x, y), items])
+class Ward(nn.Module):
+    """Series "ecg" [B, L, 2] with their mask, and "table" [B, 1] -> logits [B, 2]."""
+
+    def __init__(self):
+        super().__init__()
+        self.steps = Steps()
+
+    def forward(self, ecg, table, mask):
+        return self.steps(ecg, mask) + table
+
+
+@pytest.mark.parametrize(
+    "container",
+    [
+        lambda x, y: (x, y),
+        items,
+        lambda x, y: [*zip(map(dict, map(items_of, zip(*x.values(), strict=True))), y, strict=True)],
+    ],
+)
+def test_series_among_several_inputs_are_padded_with_a_mask(container):
+    def make(k):
+        x, y = ragged(k)
+        return {"ecg": x, "table": np.ones((len(x), 1))}, y
+
+    x, y = make(0)
+    run = federate(lambda k: container(*make(k)), Ward())
+    model, answers = run.global_model(), run.predict({"ecg": x["ecg"][:2], "table": x["table"][:2]})
+    for row in range(2):
+        one = torch.tensor(x["ecg"][row])[None].float()
+        logits = model(one, torch.ones(1, 1), torch.ones(1, one.shape[1], dtype=torch.bool))
+        assert answers.to_numpy()[row] == pytest.approx(logits.softmax(1)[0].detach().numpy(), abs=1e-5)
+    assert run.score(container(x, y)).values["examples"] == 40
+
+
+@pytest.mark.parametrize(
+    "container", [lambda x, y: (x, y), items, lambda x, y: (pd.Series(x), y), lambda x, y: (as_objects(x), y)]
+)
 @pytest.mark.parametrize("net", [Steps, WithoutMask])
 def test_series_of_different_length_are_padded_with_a_mask_that_a_network_may_take(container, net):
     x, _ = ragged(0)

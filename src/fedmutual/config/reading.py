@@ -124,8 +124,17 @@ def merge_overrides(tables: Table, overrides: Mapping[str, Any]) -> Table:
         ConfigError: an override sets a key below a key that has a value, not a table.
     """
     for key, value in overrides.items():
-        tables = _set(tables, key.split("."), value)
+        tables = _set(tables, key.split("."), _make_plain(value))
     return tables
+
+
+def _make_plain(value: Any) -> Any:
+    """Return a value with lists, numbers and text in place of arrays, tensors and Series, and tables with text as keys."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): _make_plain(inner) for key, inner in value.items()}
+    return [_make_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def parse_override(text: str) -> tuple[str, Any]:

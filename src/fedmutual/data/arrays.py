@@ -221,6 +221,6 @@ def _load_array(loaded: Any, name: str, path: Path, fix: str | None) -> npt.NDAr
             raise
         raise DataError(
             f"{path}: array {name!r} holds Python objects, which are refused, because unpickling can run code; "
-            + (fix or "save it as numbers or as text, for example with .astype(str)")
+            + (fix or "save it as numbers or as text, for example with .astype(str), and series of one length with a mask")
         ) from None
     return values

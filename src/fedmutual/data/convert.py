@@ -1,7 +1,7 @@
 """Arrays of any usual layout as tensors that networks take: their forms, their types, and series of different length."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedmutual.calling import MASK
+from fedmutual.calling import MASK, MASKS
 from fedmutual.errors import BadRows, DataError
 
 Form = Literal["images", "series", "ids"]
@@ -37,10 +37,11 @@ def find_forms(x: npt.NDArray[Any], name: str) -> tuple[Form, ...]:
     """
     _check_numbers(x, name)
     if x.ndim < 2 or 0 in x.shape[1:]:
+        fix = "; of one number a row give x[:, None]:" if x.ndim == 1 else ""
         raise DataError(
-            f"{name} has the shape {list(x.shape)}; tables are [examples, features], series [examples, channels, time], "
-            "images [examples, height, width] and volumes [examples, channels, depth, height, width], with channels before "
-            "or after"
+            f"{name} has the shape {list(x.shape)}{fix or ';'} tables are [examples, features], series [examples, channels, "
+            "time], images [examples, height, width] and volumes [examples, channels, depth, height, width], with "
+            "channels before or after"
         )
     are_whole = x.dtype.kind in "iu" or (x.dtype.kind == "f" and bool((x[:2] == np.trunc(x[:2])).all()))
     return (IMAGES, *((SERIES,) if x.ndim == 3 else ()), *((IDS,) if are_whole else ()))
@@ -169,19 +170,51 @@ def _convert_exactly(
     return values
 
 
-def pad_series(series: Sequence[npt.NDArray[Any]], length: int | None = None) -> dict[str, npt.NDArray[Any]]:
-    """Return arrays [L, ...] of different length L as inputs of equal length: "x" [n, length, ...], filled up with zeros,
-    and "mask" [n, length], which is true for steps of the series.
+def pad_series(series: Sequence[npt.NDArray[Any]], length: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
+    """Return arrays [L, ...] of different length L as one, [n, length, ...], filled up with zeros or cut, and its mask.
 
-    length: longer series are cut; None: the length of the longest one.
+    The mask [n, length] is true for steps of the series.
     """
-    length = length or max(map(len, series))
     kind = np.result_type(*{one.dtype for one in series})
     x = np.zeros((len(series), length, *series[0].shape[1:]), kind)
     mask = np.zeros((len(series), length), bool)
     for row, one in enumerate(series):
         x[row, : len(one)], mask[row, : len(one)] = one[:length], True
-    return {"x": x, MASK: mask}
+    return x, mask
+
+
+def pad_inputs(inputs: Mapping[str, Any], lengths: Mapping[str, int]) -> dict[str, Any]:
+    """Return inputs with series filled up to their lengths, by name, and the mask of the first, unless there is a mask."""
+    padded = dict(inputs)
+    for name, length in lengths.items():
+        padded[name], mask = pad_series(inputs[name], length)
+        padded |= {MASK: mask} if not padded.keys() & {*MASKS} else {}
+    return padded
+
+
+BY_NAME = "give several inputs by name, as a dictionary: {'image': ..., 'table': ...}"
+
+
+def name_inputs(x: Any) -> Mapping[str, Any]:
+    """Return the inputs by name; of one input the name is "x"."""
+    return x if isinstance(x, Mapping) else {"x": x}
+
+
+def list_rows(x: Any) -> list[npt.NDArray[Any]]:
+    """Return the rows of inputs that may be series of different length; [] of an array, or if a row is no array.
+
+    x: a list, a nested tensor, or an array or a Series of pandas of Python objects.
+    """
+    x = x.to_numpy() if hasattr(x, "to_numpy") and hasattr(x, "dtype") else x
+    if isinstance(x, Tensor) and x.is_nested:
+        x = x.unbind()
+    if not isinstance(x, tuple | list) and not (isinstance(x, np.ndarray) and x.dtype == object):
+        return []
+    try:
+        rows = [np.asarray(one) for one in x]
+    except (TypeError, ValueError, RuntimeError):
+        return []
+    return rows if all(row.ndim and row.dtype != object for row in rows) else []
 
 
 def are_series(values: Sequence[Any]) -> bool:

@@ -19,6 +19,7 @@ from fedmutual.calling import Inputs, list_tensors
 from fedmutual.config import ColumnConfig
 from fedmutual.core import format_tensor
 from fedmutual.data.convert import (
+    BY_NAME,
     IDS,
     IMAGES,
     SERIES,
@@ -29,14 +30,19 @@ from fedmutual.data.convert import (
     convert_input,
     find_forms,
     find_rounded,
-    pad_series,
+    name_inputs,
+    pad_inputs,
     view_array,
 )
 from fedmutual.data.draws import Index, Names
 from fedmutual.errors import BadRows, DataError
 
 _DESCRIPTIONS = {SERIES: "series, arrays [examples, channels, time]", IDS: "ids, whole numbers"}
+_TARGETS = ("labels", "label", "targets", "target", "y")  # of an item that is a dictionary
 TEXT = ("input_ids", "attention_mask")  # the inputs that text becomes
+
+
+WANTED_ITEMS = "items must be (x, y), or a dictionary with the entry 'label'"
 
 
 class Examples:
@@ -234,11 +240,13 @@ class OneInput(Examples):
 class DatasetExamples(Examples):
     """The inputs x of a torch Dataset's items, read on demand: tensors, arrays or PIL images of one shape, or a dictionary.
 
-    length: of series, the steps to which each item is filled up with zeros; None: all items have one shape.
+    lengths: the inputs that are series ("x" if there is one input), with the steps to which each is filled up with zeros.
     """
 
-    def __init__(self, dataset: "Dataset[Any]", place: str, form: Form = IMAGES, length: int | None = None) -> None:
-        self._dataset, self.place, self._form, self._length = dataset, place, form, length
+    def __init__(
+        self, dataset: "Dataset[Any]", place: str, form: Form = IMAGES, lengths: Mapping[str, int] | None = None
+    ) -> None:
+        self._dataset, self.place, self._form, self._lengths = dataset, place, form, lengths or {}
 
     @property
     def forms(self) -> tuple[Form, ...]:
@@ -249,7 +257,7 @@ class DatasetExamples(Examples):
 
     def with_form(self, form: Form) -> "DatasetExamples":
         """Return the examples in another form."""
-        return DatasetExamples(self._dataset, self.place, form, self._length)
+        return DatasetExamples(self._dataset, self.place, form, self._lengths)
 
     def __len__(self) -> int:
         return len(self._dataset)  # type: ignore[arg-type]
@@ -294,18 +302,17 @@ class DatasetExamples(Examples):
             item = self._dataset[row]
             x, y = split_item(item)
             if y is not None:
-                if isinstance(x, Mapping):
-                    inputs = {k: np.asarray(v)[None] for k, v in x.items()}
-                elif self._length is not None:
-                    inputs = pad_series([np.asarray(x)], self._length)
-                else:
+                if isinstance(x, tuple) and len({np.shape(one) for one in x}) > 1:
+                    raise DataError(f"{self.place}: x of its items is a tuple; {BY_NAME}")
+                if not isinstance(x, Mapping) and not self._lengths:
                     return convert_array(np.asarray(x)[None], f"{self.place}: x", self._form, lambda _: name)[0]
+                inputs = pad_inputs({k: np.asarray(v)[None] for k, v in name_inputs(x).items()}, self._lengths)
                 return {k: convert_input(v, f"{self.place}: {k}", lambda _: name)[0] for k, v in inputs.items()}
         except DataError:
             raise
         except Exception as problem:  # a user's dataset may fail in any way
             raise BadRows(f"{name} cannot be read ({type(problem).__name__}: {problem})") from None
-        raise DataError(f"{self.place}: items must be (x, y), but one is {type(item).__name__}; fix __getitem__")
+        raise DataError(f"{self.place}: {WANTED_ITEMS}, but one is {type(item).__name__}; fix __getitem__")
 
 
 class ConcatExamples(Examples):
@@ -378,13 +385,13 @@ def merge_parts(source: Source) -> Source:
 
 
 def split_item(item: Any) -> tuple[Any, Any]:
-    """Return x and y of an item of a Dataset: (x, y, ...), or a dictionary with an entry "labels" or "label" for y.
+    """Return x and y of an item of a Dataset: (x, y, ...), or a dictionary with an entry of `_TARGETS` for y.
 
     Of another item y is None.
     """
     if isinstance(item, tuple | list) and len(item) >= 2:
         return item[0], item[1]
-    label = next((name for name in ("labels", "label") if isinstance(item, Mapping) and name in item), None)
+    label = next((name for name in _TARGETS if isinstance(item, Mapping) and name in item), None)
     return (item, None) if label is None else ({k: v for k, v in item.items() if k != label}, item[label])
 
 

@@ -140,14 +140,18 @@ def _read_part(
                 files += class_files
                 labels += [class_folder.name] * len(class_files)
         domain_names += [domain.name] * (len(files) - before)
-    images = ImageExamples(files, base, config, like)
+    images, names = ImageExamples(files, base, config, like), [str(f.relative_to(base)) for f in files]
     if masks:
         labels = _read_masks(masks, config)
     elif _is_in_metadata(base, config, kind):
         from fedmutual.data import table  # imports pandas, which takes 0.3 s
 
-        labels = table.read_labels(base / METADATA, [str(f.relative_to(base)) for f in files], config, kind != "classes")
-    groups = _read_groups(base, files, config.group_by) if config.group_by is not None else None
+        labels = table.read_labels(base / METADATA, names, config, kind != "classes")
+    groups = None
+    if config.group_by is not None:
+        from fedmutual.data import table  # imports pandas, which takes 0.3 s
+
+        groups = table.read_groups(base / METADATA, names, config)
     return make_image_part(images, labels, groups, np.array(domain_names) if domains else None), images, masks
 
 
@@ -168,7 +172,9 @@ def _pair_files(place: Path, slices: bool) -> list[tuple[Path, Path]]:
     images, masks = by_name[IMAGES], by_name[MASKS]
     for name in sorted(images.keys() ^ masks.keys()):
         has, lacks = (images[name], MASKS) if name in images else (masks[name], IMAGES)
-        raise DataError(f"{has}: there is no file of this name in {place / lacks}; add it, or remove this file")
+        raise DataError(
+            f"{has}: there is no file of this name in {place / lacks}; add it, remove this file, or give both one name"
+        )
     for name in (n for n in sorted(images) if images[n].is_dir() != masks[n].is_dir()):
         raise DataError(
             f"{images[name]} and {masks[name]}: DICOM slices and a file have different axes; save both as slices or as files"
@@ -285,25 +291,3 @@ def _list_folders(place: Path) -> list[Path]:
             "partition.kind = 'domains'"
         )
     return folders
-
-
-def _read_groups(base: Path, files: Sequence[Path], column: str) -> Names:
-    import pandas as pd  # takes 0.3 s: imported only for groups
-
-    path = base / METADATA
-    try:
-        table = pd.read_csv(path, dtype=str, keep_default_na=False)
-    except FileNotFoundError:
-        raise DataError(
-            f"{path}: there is no such file; data.group_by needs it, with the columns file_name and {column}"
-        ) from None
-    except (OSError, ValueError) as problem:
-        raise DataError(f"{path}: cannot be read as CSV ({str(problem).strip().splitlines()[0]})") from None
-    for name in ("file_name", column):
-        if name not in table:
-            raise DataError(f"{path}: there is no column {name!r}; it has {list_names(list(table.columns))}")
-    group_by_file = dict(zip((os.path.normpath(n) for n in table["file_name"]), table[column], strict=True))
-    missing_files = [f for f in files if not group_by_file.get(str(f.relative_to(base)))]
-    if missing_files:
-        raise DataError(f"{path}: it names no {column} for {missing_files[0].relative_to(base)}; add a line for every image")
-    return np.array([group_by_file[str(f.relative_to(base))] for f in files])

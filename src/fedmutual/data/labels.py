@@ -17,6 +17,7 @@ from fedmutual.data.draws import Index, Names
 from fedmutual.data.examples import Part, Source, list_names
 from fedmutual.errors import ConfigError, DataError, format_count
 
+_FIXES = {"f": "give whole numbers, with .astype(int), or set training.task = 'regression' to learn numbers"}  # by kind
 _MISSING = {"", "nan", "NaN", "NaT", "<NA>"}  # the text of missing values of numpy and pandas
 
 
@@ -164,13 +165,18 @@ def _check_kind(part: Part, place: str) -> bool:
         first = next((v for v in labels if labels.dtype.kind == "f" and not float(v).is_integer()), labels[0])
         raise DataError(
             f"{place}: labels must be whole numbers or names, but are {labels.dtype.name} ({first!s}, for example); "
-            "convert them, for instance with .astype(int)"
+            + _FIXES.get(labels.dtype.kind, "give names, with .astype(str)")
         )
     return labels.dtype.kind in "biu"
 
 
 def _count_classes(parts: Sequence[Part]) -> tuple[str, ...]:
-    """Return the names "0" up to the greatest label; raise DataError where most of these classes would have no example."""
+    """Return the names "0" up to the greatest label, of truth values "False" and "True".
+
+    Raises DataError where most of these classes would have no example.
+    """
+    if all(part.labels.dtype.kind == "b" for part in parts):
+        return ("False", "True")
     # a plain cast to int64 would make greater numbers negative
     clipped = [np.minimum(p.labels.astype(np.uint64), 2**63 - 1) if p.labels.dtype.kind == "u" else p.labels for p in parts]
     present = np.unique(np.concatenate([labels.astype(np.int64) for labels in clipped]))
@@ -260,7 +266,7 @@ def clean_labels(part: Part, config: DataConfig) -> Part:
         missing |= pd.isna(values)
     if not config.unlabelled:
         _refuse_missing(part, missing)
-    kinds = [_name_kind(value) for value in values.flat]
+    kinds = [_name_kind(value, values.ndim > 1) for value in values.flat]
     known = np.flatnonzero(~missing).tolist()
     other = next((k for k in known if kinds[k] != kinds[known[0]]), None)
     if other is not None:
@@ -289,7 +295,7 @@ def _refuse_missing(part: Part, missing: npt.NDArray[np.bool_]) -> None:
         )
 
 
-def _name_kind(value: Any) -> str:
-    if isinstance(value, bool | np.bool_):
-        return "a truth value"
+def _name_kind(value: Any, is_one_of_several: bool) -> str:
+    if isinstance(value, bool | np.bool_):  # an event beside its time is a number
+        return "a number" if is_one_of_several else "a truth value"
     return "a number" if isinstance(value, Number) else "text" if isinstance(value, str) else type(value).__name__

@@ -2,8 +2,9 @@
 
 import inspect
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,8 @@ from torch.utils.data import (
 from fedmutual.calling import list_tensors
 from fedmutual.config import DataConfig
 from fedmutual.data.arrays import fit_targets, list_roundings, make_source
-from fedmutual.data.convert import are_series, pad_series
-from fedmutual.data.examples import DatasetExamples, Part, Source, choose_evenly, describe_columns, split_item
+from fedmutual.data.convert import BY_NAME, are_series, list_rows, name_inputs, pad_inputs
+from fedmutual.data.examples import WANTED_ITEMS, DatasetExamples, Part, Source, choose_evenly, describe_columns, split_item
 from fedmutual.errors import ConfigError, DataError, format_error
 from fedmutual.user_code import plugins
 
@@ -77,7 +78,7 @@ def make_factory_source(returned: Any, config: DataConfig, place: str) -> Source
         ConfigError: the factory returned something else than data.
         DataError: the returned data cannot be used.
     """
-    items = tuple(returned) if isinstance(returned, tuple | list) else (returned,)
+    items = tuple(returned) if isinstance(returned, tuple | list) and not _is_dataset(returned) else (returned,)
     if is_frame(items[0] if items else None) and len(items) < 3:  # a table, a pair (train, test) of tables, or (x, y)
         if len(items) == 2 and not is_frame(items[1]):
             return make_memory_source(items, None, None, place, config)
@@ -85,10 +86,10 @@ def make_factory_source(returned: Any, config: DataConfig, place: str) -> Source
     is_pair = len(items) == 2 and all(isinstance(v, np.ndarray | Tensor | list | Mapping) for v in items)
     if is_pair or isinstance(returned, Mapping):
         by_name = returned if isinstance(returned, Mapping) else dict(zip(("x", "y"), items, strict=True))
-        length = _find_length(config, by_name.get("x"), by_name.get("x_test"))
+        lengths = _find_lengths(config, *(by_name[name] for name in ("x", "x_test") if name in by_name))
         try:
             arrays = {
-                str(name): convert_inputs(values, f"{place}: {name}", length=length if name in ("x", "x_test") else None)
+                str(name): convert_inputs(values, f"{place}: {name}", lengths if name in ("x", "x_test") else {})
                 for name, values in by_name.items()
             }
         except DataError as problem:
@@ -96,16 +97,16 @@ def make_factory_source(returned: Any, config: DataConfig, place: str) -> Source
         return make_source(arrays, config, place)
     notes = [note for item in items for note in describe_loader(item, place)]
     items = tuple(map(unwrap_loader, items))
-    if not 1 <= len(items) <= 2 or not all(isinstance(d, Dataset) for d in items):
+    if not 1 <= len(items) <= 2 or not all(map(_is_dataset, items)):
         kinds = ", ".join(type(v).__name__ for v in items) or "nothing"
         about = f"{type(returned).__name__} of {kinds}" if isinstance(returned, tuple | list) else kinds
         raise ConfigError(f"key 'data.name': {place!r} returned {about}, and {_WANTED} is expected")
     names = _read_attribute(items[0], "classes")
     parts = []
-    longest = max((n for n in map(_find_item_length, items) if n is not None), default=None)
-    length = longest and (config.length or longest)
+    found = [*map(_find_item_lengths, items)]
+    lengths = {name: config.length or max(one.get(name, 0) for one in found) for name in dict.fromkeys(chain(*found))}
     for dataset, name in zip(items, (place, f"{place}'s test set"), strict=False):
-        part = _make_part(dataset, config, name, length)
+        part = _make_part(dataset, config, name, lengths)
         parts.append(part)
         rows = choose_evenly(len(part.x), 16)
         notes += list_roundings(_read_raw(dataset, rows), name)
@@ -114,11 +115,23 @@ def make_factory_source(returned: Any, config: DataConfig, place: str) -> Source
                 f"{name}: its items differ between two readings, so runs cannot be reproduced; return items without random "
                 "changes, and use data.augment for augmentation"
             )
+        if isinstance(item := dataset[0], tuple | list) and len(item) > 2:
+            notes.append(f"{name}: items have {len(item)} entries: the first is x, the second is y, others have no effect")
     classes = None if names is None else tuple(str(c) for c in names)
     return Source(place, parts[0], parts[1] if len(parts) > 1 else None, classes, notes=tuple(notes))
 
 
-def _make_part(dataset: "Dataset[Any]", config: DataConfig, place: str, length: int | None) -> Part:
+def _is_dataset(rows: Any) -> bool:
+    """Return whether an object is a torch Dataset or DataLoader, or acts as a Dataset, as a list of items does."""
+    if isinstance(rows, list):
+        return len(rows) > 2 and split_item(rows[0])[1] is not None and (isinstance(rows[0], Mapping) or len(rows[0]) == 2)
+    if isinstance(rows, Dataset | DataLoader):
+        return True
+    is_other = isinstance(rows, tuple | Mapping | str | np.ndarray | Tensor) or is_frame(rows)
+    return not is_other and hasattr(rows, "__getitem__") and hasattr(rows, "__len__")
+
+
+def _make_part(dataset: "Dataset[Any]", config: DataConfig, place: str, lengths: Mapping[str, int]) -> Part:
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise ConfigError(f"{place} can only be iterated; use a Dataset with __len__ and __getitem__")
     if not len(dataset):
@@ -135,7 +148,7 @@ def _make_part(dataset: "Dataset[Any]", config: DataConfig, place: str, length: 
         for values in (groups, _read_attribute(dataset, "domains"))
     )
     labels = _read_labels(dataset, place)
-    examples = DatasetExamples(dataset, place, length=length)
+    examples = DatasetExamples(dataset, place, lengths=lengths)
     return Part(examples, labels, lambda i: f"example {i} of {place}", groups, domains)
 
 
@@ -148,15 +161,19 @@ def _read_raw(dataset: Any, rows: Sequence[int]) -> Inputs:
     return tree_map(lambda one: one.numpy() if isinstance(one, Tensor) else one, stacked)  # type: ignore[no-any-return]
 
 
-def _find_item_length(dataset: Any) -> int | None:
-    """Return the longest of the items x [L, ...] of a Dataset where these differ in L, judged by up to 16; else None."""
+def _find_item_lengths(dataset: Any) -> dict[str, int]:
+    """Return the inputs [L, ...] that differ in L between the items of a Dataset, judged by up to 16, with the longest L."""
+
+    def read(rows: Iterable[int]) -> Iterator[Mapping[str, Any]]:
+        return (name_inputs(split_item(dataset[row])[0]) for row in rows)
+
     try:
-        rows = range(len(dataset))
-        if not are_series([split_item(dataset[i])[0] for i in choose_evenly(len(rows), 16)]):
-            return None
-        return max(len(split_item(dataset[i])[0]) for i in rows)
+        some = [*read(choose_evenly(len(dataset), 16))]
+        names = [name for name in some[0] if are_series([x[name] for x in some])]
+        sizes = [[len(x[name]) for name in names] for x in read(range(len(dataset)))] if names else []
     except Exception:  # a user's dataset may fail in any way; reading its examples reports the error
-        return None
+        return {}
+    return dict(zip(names, map(max, zip(*sizes, strict=True)), strict=False))
 
 
 class _CollatedDataset(Dataset[Any]):
@@ -205,8 +222,7 @@ def _read_labels(dataset: Any, place: str) -> npt.NDArray[Any]:
         return np.asarray([_get_label(dataset[i]) for i in range(len(dataset))])
     except Exception as problem:  # a user's dataset may fail in any way
         raise DataError(
-            f"{place}: the labels cannot be read from its items ({type(problem).__name__}: {problem}); items must be "
-            "(x, y), or give the dataset an attribute 'targets'"
+            f"{place}: the labels cannot be read from its items ({type(problem).__name__}: {problem}); {WANTED_ITEMS}"
         ) from None
 
 
@@ -264,13 +280,13 @@ def make_memory_source(train: Any, test: Any, label: Label, place: str, config: 
         ConfigError: a torch Dataset has no length, so it can only be iterated.
     """
     config = config or DataConfig()
-    if isinstance(train, Dataset | DataLoader):
+    if _is_dataset(train):
         _check_label(train, label, f"train of {place}")
-        if test is not None and not isinstance(test, Dataset | DataLoader):
+        if test is not None and not _is_dataset(test):
             raise DataError(f"{place}: train is a torch Dataset, so test must be one too")
         return make_factory_source(train if test is None else (train, test), config, place)
     pairs = [rows[0] for rows in (train, test) if isinstance(rows, tuple | list) and len(rows) == 2]
-    length = _find_length(config, *pairs)
+    lengths = _find_lengths(config, *pairs)
     places = [f"train of {place}", f"test of {place}"][: 1 if test is None else 2]
     rows = [_split_table(one, label, name) for one, name in zip((train, test), places, strict=False)]
     if len({is_frame(x) for x, _ in rows}) > 1:
@@ -279,7 +295,7 @@ def make_memory_source(train: Any, test: Any, label: Label, place: str, config: 
         return _read_frames(rows, place, label, config)
     arrays: dict[str, Any] = {}
     for (x, y), name, end in zip(rows, places, ("", "_test"), strict=False):
-        arrays[f"x{end}"], arrays[f"y{end}"] = convert_inputs(x, name, length), convert_targets(y, name)
+        arrays[f"x{end}"], arrays[f"y{end}"] = convert_inputs(x, name, lengths), convert_targets(y, name)
     if config.group_by is not None:
         fix = f"give a DataFrame with the column, or a Dataset with an attribute {config.group_by!r}"
         raise DataError(f"{place}: data.group_by names groups of rows, and arrays have none; {fix}")
@@ -298,34 +314,38 @@ def _read_frames(rows: Sequence[tuple[Any, Any]], place: str, label: Label, conf
     return replace(source, train=parts[0], test=[*parts, None][1], classes=classes, label_columns=names)
 
 
-def _find_length(config: DataConfig, *values: Any) -> int | None:
-    """Return data.length, or the length of the longest series, if the lists hold series of different length; else None."""
-    try:
-        lists = [x for x in values if isinstance(x, tuple | list) or (isinstance(x, Tensor) and x.is_nested)]
-        series = [np.asarray(one) for x in lists for one in x]
-    except (TypeError, ValueError):
-        return None
-    return (config.length or max(map(len, series))) if series and are_series(series) else None
+def _find_lengths(config: DataConfig, *values: Any) -> dict[str, int]:
+    """Return the inputs that are series of different length, each with data.length, or the length of its longest series.
+
+    values: the inputs of the training rows, and of the test rows.
+    """
+    named = [*map(name_inputs, values)]
+    series = {name: [row for x in named for row in list_rows(x.get(name))] for name in (named[0] if named else ())}
+    return {str(k): config.length or max(map(len, rows)) for k, rows in series.items() if are_series(rows)}
 
 
-def convert_inputs(x: Any, place: str, length: int | None = None) -> Inputs:
+def convert_inputs(x: Any, place: str, lengths: Mapping[str, int]) -> Inputs:
     """Return inputs as an array [n, ...], or as several arrays by name.
 
-    length: x is a list of series [L, ...], which are filled up or cut to this length.
+    lengths: the inputs that are series [L, ...], each with the length to which they are filled up or cut.
 
     Raises:
         DataError: as `convert_features`.
     """
-    if isinstance(x, Mapping):
-        return {str(name): convert_features(one, f"{place}: input {name!r}") for name, one in x.items()}
-    if length is not None:
-        return dict(pad_series([convert_features(one, place) for one in x], length))
-    return convert_features(x, place)
+    inputs = dict[str, Any]()
+    for name, one in name_inputs(x).items():
+        about = f"{place}: input {name!r}" if isinstance(x, Mapping) else place
+        rows = (list_rows(one) or [*one]) if name in lengths else []
+        inputs[str(name)] = [convert_features(row, about) for row in rows] or convert_features(one, about)
+    return pad_inputs(inputs, lengths) if isinstance(x, Mapping) or lengths else inputs["x"]
 
 
 def convert_targets(y: Any, place: str) -> npt.NDArray[Any]:
     """Return targets of any kind as an array [n, ...]; missing ones stay as they are."""
     values = convert_features(y.to_numpy() if hasattr(y, "iloc") else y, place)  # of a DataFrame or Series
+    if values.dtype.names:  # of scikit-survival: the event, a truth value, and the time
+        fields = sorted(values.dtype.names, key=lambda name: values.dtype[name].kind == "b")
+        return np.stack([values[name].astype(float) for name in fields], 1)
     if values.dtype.kind == "U" and isinstance(y, list | tuple):  # of ["ill", nan], whose nan became text
         return np.array(y, dtype=object)
     return values
@@ -347,16 +367,12 @@ def convert_features(features: Any, place: str) -> npt.NDArray[Any]:
 
         check_numbers(features, place)
         features = features.to_numpy(np.float64)
+    if not isinstance(features, tuple | list) and (series := list_rows(features)):
+        features = series
     if np.ma.is_masked(features):
         fix = "fill them in with x.filled(NUMBER), or drop the rows"
         raise DataError(f"{place}: a masked array has masked values, which are missing; {fix}")
     if isinstance(features, Tensor):
-        if features.is_nested:
-            rows = features.unbind()
-            if len({row.shape for row in rows}) > 1:
-                fix = "pad it, torch.nested.to_padded_tensor(x, 0.0)"
-                raise DataError(f"{place}: a nested tensor has rows of different shapes; {fix}")
-            features = torch.stack(rows)
         if features.layout != torch.strided:
             raise DataError(f"{place}: a sparse tensor cannot be divided into batches; give x.to_dense()")
         if features.is_quantized:
@@ -367,7 +383,9 @@ def convert_features(features: Any, place: str) -> npt.NDArray[Any]:
         values: npt.NDArray[Any] = features.detach().cpu().numpy() if isinstance(features, Tensor) else np.asarray(features)
         return values
     except (TypeError, ValueError) as problem:
-        raise DataError(f"{place}: {type(features).__name__} is no array ({str(problem).splitlines()[0]})") from None
+        several = isinstance(features, tuple | list) and any(np.ndim(one) > 1 for one in features)
+        fix = f"; {BY_NAME}" if several else ""
+        raise DataError(f"{place}: {type(features).__name__} is no array ({str(problem).splitlines()[0]}){fix}") from None
 
 
 def is_frame(rows: Any) -> bool:
@@ -392,6 +410,12 @@ def _check_label(rows: Any, label: Label, place: str) -> None:
         )
 
 
+def name_columns(label: Any) -> Label:
+    """Return a label as the name of a column, or as names: of pandas' columns, which may be whole numbers, too."""
+    names = label.tolist() if hasattr(label, "tolist") else label
+    return [str(name) for name in names] if isinstance(names, list | tuple) else None if names is None else str(names)
+
+
 def _split_table(rows: Any, label: Label, place: str) -> tuple[Any, Any]:
     """Return x and y of a pair, or of a DataFrame with the columns of the targets."""
     from fedmutual.data.column_check import check_names
@@ -399,6 +423,7 @@ def _split_table(rows: Any, label: Label, place: str) -> tuple[Any, Any]:
     _check_label(rows, label, place)
     if is_frame(rows):
         check_names(rows.columns, place)
+        rows = rows.rename(columns=str)
         if label is None:
             raise DataError(f"{place} is a DataFrame; name the column of its targets: Site(..., label='COLUMN')")
         names = [label] if isinstance(label, str) else list(label)

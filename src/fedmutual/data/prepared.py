@@ -16,10 +16,11 @@ from fedmutual.data.convert import IMAGES, SERIES
 from fedmutual.data.division import Table, check_name
 from fedmutual.data.draws import Index, Names
 from fedmutual.data.encoding import EncodedExamples, Encoding, check_encoding, describe_missing, learn_encoding
-from fedmutual.data.examples import Examples, Source, join_examples
+from fedmutual.data.examples import Examples, Source, join_examples, list_names
 from fedmutual.data.space import Space
 from fedmutual.data.targets import Targets, check_masks, name_outputs, note_one_class, read_targets
 from fedmutual.errors import BadRows, ConfigError, DataError, list_problems
+from fedmutual.losses import Ordinal
 from fedmutual.metric import UNLABELLED
 
 TriedNetworks = dict[tuple[str, Shape, int], nn.Module]
@@ -89,6 +90,12 @@ def _prepare_data_set(config: Config, made: TriedNetworks, common: bool = False)
     source = sources.read_source(config, kind)
     columns = config.data.label_columns if config.data.name in (*sources.TABLES, "folder") else ("y",)
     classes, by_part = read_targets(source, config.data, kind, name_outputs(task, config.data, columns), common)
+    has_order = config.data.classes or source.classes or all(name.isdecimal() for name in classes)
+    if isinstance(task, Ordinal) and not has_order:
+        raise ConfigError(
+            f"{source.place}: training.task = 'ordinal' learns classes in their order, and the classes are the names "
+            f"{list_names(classes)}; list them in their order in data.classes"
+        )
     targets: Index | Targets = np.concatenate(by_part)  # type: ignore[assignment]
     if targets.ndim > 2 and kind == "numbers" and config.training.task in tasks.TASKS:
         raise DataError(

@@ -109,4 +109,4 @@ def _read_column(values: Any, length: int) -> Any:
     if values.dtype == object and isinstance(values[0], str):
         return values.astype(str)
     are_ids = values.ndim == 2 and values.dtype.kind in "iu" and values.shape[1] != length
-    return pad_series([np.asarray(one) for one in values], length)["x"] if values.dtype == object or are_ids else values
+    return pad_series([np.asarray(one) for one in values], length)[0] if values.dtype == object or are_ids else values

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from fedmutual.calling import Inputs, Shape, get_shape, list_tensors, map_inputs
 from fedmutual.core import Batch
-from fedmutual.data.convert import Where
+from fedmutual.data.convert import Where, view_array
 from fedmutual.data.draws import Index
 from fedmutual.data.examples import Examples
 from fedmutual.data.scaling import Scaling, subtract_mean
@@ -30,7 +30,7 @@ class _Labelled:
     """The part that both stores have: the labels of all rows, and the name of a row in messages."""
 
     def __init__(self, labels: Targets | Index, where: Where) -> None:
-        self.labels, self.where = torch.from_numpy(labels), where  # targets by `core.TargetKind`: of classes int64 [N]
+        self.labels, self.where = view_array(labels), where  # targets by `core.TargetKind`: of classes int64 [N]
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for another process, without devices and open files, which `where` may hold."""

@@ -30,6 +30,7 @@ from fedmutual.errors import ConfigError, DataError, format_count
 _ROUNDING_FIX = "subtract an offset, or set data.columns, which standardises numbers before they are rounded"
 _SUGGESTED = "or set data.columns (`fedmutual data check` recommends one)"
 _DAY, _EPOCH = pd.Timedelta(days=1), pd.Timestamp("1970-01-01", tz="UTC")
+_POINT_ZERO = re.compile(r"[+-]?[0-9]+\.0")
 _DIGITS = re.compile(r"[+-]?[0-9]+")
 _WHOLE = re.compile(r"[+-]?(0|[1-9][0-9]{0,17})")  # excludes codes such as 01, and numbers that do not fit int64
 
@@ -47,11 +48,6 @@ def read_table(config: DataConfig, numbers: bool = False) -> Source:
         ConfigError: data.root is not set; or several label columns are named, and the task learns classes.
     """
     path = require_root(config)
-    if not numbers and not isinstance(config.label, str):
-        raise ConfigError(
-            "key 'data.label' lists several columns, but the task learns one class of an example; name one column, or set "
-            "training.task, for example to 'multilabel', 'regression' or 'survival'"
-        )
     return _read_files([TableFile(p, config) for p in (path, config.test) if p is not None], config, numbers)
 
 
@@ -81,14 +77,16 @@ def _read_files(files: Sequence[TableFile], config: DataConfig, numbers: bool) -
         )
     named = [
         *(("data.label", c) for c in config.label_columns),
-        *(("data.columns", c) for c, one in config.columns.items() if not one.indicator),
     ]
+    needed = [c for c, one in config.columns.items() if not one.indicator]
     named += [("data.replace", c) for c in config.replace if c not in config.columns]
     named += [("data.text", c) for c in config.text or ()]
     named += [("data.group_by", config.group_by)] if config.group_by is not None else []
     for file in files:  # a test file may lack dropped columns
         dropped = [("data.drop", c) for c in config.drop or ()] if file is files[0] else []
         file.require_columns((column, f"{key} names") for key, column in (*named, *dropped))
+        lack = "data.columns names (with indicator = true and fill a table may lack it)"
+        file.require_columns((column, lack) for column in needed)
     raise_problems(files)
     plans = make_plans(config.columns, [file.frame for file in files])
     notes = [
@@ -143,13 +141,15 @@ def check_numbers(table: pd.DataFrame, place: str) -> None:
     """Raise DataError, with ways to encode them, where columns of a DataFrame are no numbers or have missing values."""
     text = [str(c) for c in table if not is_numeric_dtype(table[c]) or is_complex_dtype(table[c])]
     blank = [str(c) for c in table if table[c].isna().any()]
+    is_date = bool(text) and parse_dates(make_text(table.rename(columns=str)[text[0]])).notna().all()
+    kind = repr("date" if is_date else "category")
     kinds = "train with the kind of each column: settings={{'data.columns': {{{!r}: {}, ...}}}}".format
     if text:
         fixes = dict[str, list[str]]()
         for name in text:
             fixes.setdefault(find_fix(table.rename(columns=str)[name].to_numpy(), "table"), []).append(name)
         listed = ", and ".join(f"of {list_names(names)} {fix}" for fix, names in fixes.items())
-        fix = f"drop them (data.drop), or encode them: {listed}; or {kinds(text[0], repr('category'))}"
+        fix = f"drop them (data.drop), or encode them: {listed}; or {kinds(text[0], kind)}"
         raise DataError(f"{place}: the columns {list_names(text)} are not numbers; {fix}")
     if blank:
         fix = f"fill them in, drop the rows, or {kinds(blank[0], {'kind': 'number', 'fill': 0})}"
@@ -227,11 +227,30 @@ def read_labels(path: Path, names: Sequence[str], config: DataConfig, numbers: b
     raise_problems([file])
     labels = _read_labels(file, config, numbers)
     raise_problems([file])
-    rows = {os.path.normpath(str(name)): row for row, name in enumerate(file.frame["file_name"])}
+    return labels[_find_files(file, names)]
+
+
+def read_groups(path: Path, names: Sequence[str], config: DataConfig) -> Names:
+    """Return the groups of files [n] (`data.group_by`), as `read_labels` returns labels, with the same errors."""
+    column = config.group_by or ""
+    file = TableFile(path, config, f"data.group_by needs it, with the columns file_name and {column}")
+    file.require_columns([("file_name", "each row names a file by"), (column, "data.group_by names")])
+    raise_problems([file])
+    groups = _get_names(file.frame, column)[_find_files(file, names)]
+    if (groups == "").any():
+        first = names[int((groups == "").argmax())]
+        raise DataError(f"{path}: it names no {column} for {first}; fill in the cells of this column")
+    return groups
+
+
+def _find_files(file: TableFile, names: Sequence[str]) -> list[int]:
+    """Return the row of each file in a table with the column file_name, which may have Windows' backslashes."""
+    named = enumerate(file.frame["file_name"].map(str))
+    rows = {os.path.normpath(name.replace("\\", "/")): row for row, name in named}
     missing = [name for name in names if name not in rows]
     if missing:
-        raise DataError(f"{path}: no row names the file {missing[0]} ({len(missing)} of {len(names)} files); add a row")
-    return labels[[rows[name] for name in names]]
+        raise DataError(f"{file.path}: no row names the file {missing[0]} ({len(missing)} of {len(names)} files); add a row")
+    return [rows[name] for name in names]
 
 
 def _read_part(
@@ -356,6 +375,8 @@ def _read_labels(file: TableFile, config: DataConfig, numbers: bool) -> npt.NDAr
             "rows); fill it in, remove the row, or set data.unlabelled = true to train on it without a label"
         )
     distinct = set(labels.tolist())
+    if len(blank_rows) and all(_POINT_ZERO.fullmatch(v) for v in distinct - {""}):  # so pandas writes whole numbers and NaN
+        labels = np.array([v.partition(".")[0] for v in labels])
     if len(blank_rows) or numbers:
         return labels
     if all(_DIGITS.fullmatch(v) for v in distinct):

@@ -25,6 +25,14 @@ SUFFIXES = (".csv", ".parquet")
 _MISSING = ["", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "null", "NULL", "None"]
 _DELIMITERS = (",", ";", "\t", "|")
 _SAMPLED_LINES = 50
+_OTHER_KINDS = {  # endings of tables of other programs -> the function of pandas that reads them
+    **dict.fromkeys((".xlsx", ".xls", ".ods"), "read_excel"),
+    **dict.fromkeys((".json", ".jsonl"), "read_json"),
+    ".feather": "read_feather",
+    ".dta": "read_stata",
+    ".sav": "read_spss",
+    ".sas7bdat": "read_sas",
+}
 _WITH_COMMA = r"[+-]?(?:\d+,\d*|,\d+)(?:[eE][+-]?\d+)?"
 _WITH_POINT = r"[+-]?(?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?"
 
@@ -93,6 +101,10 @@ class TableFile:
         self._text_features = [c for c, settings in config.columns.items() if settings.kind != "number"]
         suffix = Path(path).suffix.lower()
         kind = "Parquet" if suffix == ".parquet" or (suffix != ".csv" and config.name == "parquet") else "CSV"
+        if frame is None and suffix in _OTHER_KINDS and Path(path).is_file():
+            target = str(Path(path).with_suffix(".csv"))
+            fix = f"save it as one: pandas.{_OTHER_KINDS[suffix]}({str(path)!r}).to_csv({target!r}, index=False)"
+            raise DataError(f"{path}: is neither a CSV nor a Parquet file; {fix}")
         try:
             if frame is not None:
                 self.frame = self._read_frame(frame)
@@ -102,8 +114,8 @@ class TableFile:
             raise DataError(f"{path}: there is no such file; {missing}") from None
         except pd.errors.ParserWarning:
             raise DataError(
-                f"{path}: a row has more fields than the header; is there a decimal comma, another delimiter than the "
-                "comma, or a delimiter at the end of each row?"
+                f"{path}: a row has more fields than the header; is there a line above the header, a decimal comma, another "
+                "delimiter than the comma, or a delimiter at the end of each row?"
             ) from None
         except DataError:
             raise

@@ -71,6 +71,11 @@ def read_targets(
             f"key 'data.{'unlabelled' if config.unlabelled else 'classes'}' is not for survival: {fix}; remove it"
         )
     if kind == "classes":
+        if source.label_columns and source.classes == source.label_columns:
+            raise ConfigError(
+                "key 'data.label' lists several columns, but the task learns one class of an example; name one column, or "
+                "set training.task, for example to 'multilabel', 'regression' or 'survival'"
+            )
         return match_labels(source, config, common)
     test = source.test and clean_labels(source.test, config)
     source = replace(source, train=clean_labels(source.train, config), test=test)

@@ -168,9 +168,8 @@ def _make_network(name: str, shape: Shape, classes: int, key: str) -> nn.Module:
     if is_user_network(name):
         return make_user_network(name, shape, classes, key)
     if isinstance(shape, Shapes) and not name.startswith("hf:"):
-        raise ValueError(
-            f"takes one input, but the examples have several ({format_shape(shape)}); name a network of your own"
-        )
+        fix = "name a network of your own" if any(shape.values()) else "give numbers as a table, in one DataFrame or file"
+        raise ValueError(f"takes one input, but the examples have several ({format_shape(shape)}); {fix}")
     one = find_image_shape(shape)  # a network of transformers has no need of it
     if name in _OURS:
         return _OURS[name](one, classes)
@@ -254,6 +253,10 @@ def _forward(net: nn.Module, name: str, examples: Inputs, forms: tuple[tuple[int
         raise ValueError(_describe_misfit(net, name, examples, problem, mode)) from problem
     if tuple(output.shape) not in [(2, *form) for form in forms]:
         fix = "; let its factory take the argument `classes`" if is_user_network(name) else ""
+        if output.shape in ((2,), (2, 1)) and logits == (2,):
+            fix = "; two classes need two outputs, or training.task = 'multilabel' with one label"
+        elif output.shape == (2,):
+            fix = "; return [batch, outputs], without a squeeze"
         if len(logits) > 1 and output.dim() == 2:
             fix = "; a segmentation needs a network with logits of each pixel, for example 'unet'"
         elif len(logits) == 1 and output.dim() == 4:
@@ -277,7 +280,8 @@ def _describe_misfit(net: nn.Module, name: str, examples: Inputs, problem: Excep
     misfit = f"does not take examples of shape {shape}{reason}"
     if not isinstance(examples, Tensor):
         inputs = format_tensor(map_inputs(lambda one: one[0], examples))
-        return f"does not take the inputs {inputs}{reason}"
+        fix = "`forward` gets them unchanged, by these names or as one dictionary; give images as [examples, channels, ...]"
+        return f"does not take the inputs {inputs}{reason}; {fix}"
     if examples.is_floating_point():
         if not is_user_network(name) or not _computes(net, examples.long()):
             return misfit

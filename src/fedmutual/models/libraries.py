@@ -68,7 +68,11 @@ def _make_monai(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     channels, *sides = shape
     sizes = {"in_channels": channels, "out_channels": classes, "num_classes": classes, "spatial_dims": len(sides)}
     available = {**sizes, **_UNET, "img_size": sides, "pretrained": False}
-    arguments = select_arguments(make, available)
+    try:
+        arguments = select_arguments(make, available)
+    except TypeError as problem:
+        missing = str(problem).partition(" (")[0]
+        raise ValueError(f"cannot be made: {missing}; make it in a function of your own, 'module:factory'") from None
     if "spatial_dims" not in signature(make).parameters:  # its keywords are those of the class that it makes
         stem = "n_input_channels" if name.lower().startswith("resnet") else "in_channels"
         arguments |= {stem: channels, "num_classes": classes, "spatial_dims": len(sides)}

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedmutual.calling import MASK, Inputs, Shape, Shapes, format_shape, get_shape, list_tensors, map_inputs
+from fedmutual.calling import MASKS, Inputs, Shape, Shapes, format_shape, get_shape, list_tensors, map_inputs
 from fedmutual.config import Config, DataConfig
 from fedmutual.core import Task, get_target_kind
-from fedmutual.data.convert import convert_array, convert_input
+from fedmutual.data.convert import convert_array, convert_input, list_rows, name_inputs
 from fedmutual.data.encoding import Encoding, parse_encoding
 from fedmutual.data.examples import Part, list_names
 from fedmutual.data.objects import convert_inputs, is_frame
@@ -199,9 +199,17 @@ class AnsweringModel(NamedTuple):
         Raises:
             DataError: as `objects.convert_features`.
         """
+        shape, steps = self.takes.shape, self.steps
+        series = {k: steps for k, one in shape.items() if one[:1] == (steps,)} if isinstance(shape, Shapes) and steps else {}
+        named = name_inputs(x)
+        lengths = {k: n for k, n in series.items() if k in named and (named[k] is x or list_rows(named[k]))}
+        return convert_inputs(x, name, lengths)
+
+    @property
+    def steps(self) -> int | None:
+        """The length to which series were filled up in training; None without a mask."""
         shape = self.takes.shape
-        length = shape[MASK][0] if isinstance(shape, Shapes) and MASK in shape and not isinstance(x, Mapping) else None
-        return convert_inputs(x, name, length)
+        return next((shape[mask][0] for mask in MASKS if mask in shape), None) if isinstance(shape, Shapes) else None
 
     def list_arrays(self, names: Iterable[str]) -> tuple[str, ...] | None:
         """Return which of the arrays with these names, of a file, are the inputs together; None: the array x alone."""

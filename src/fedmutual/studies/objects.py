@@ -81,7 +81,7 @@ def federate(
     batch_size: int | None = None,
     local_epochs: int | None = None,
     local_steps: int | None = None,
-    task: str | None = None,
+    task: Any = None,
     lr: Rate | None = None,
     loss: Function | None = None,
     optimizer: Function | None = None,
@@ -100,7 +100,8 @@ def federate(
     sites: name -> participant. method: an algorithm's name, or an instance such as fedmutual.algorithms.FML(alpha=0.5).
     shared: the shared network, in a form of `Site.model`. lr, optimizer, engine ("auto", "inprocess" or "stacked"), device
     and others: the keys optimizer.lr, optimizer.name, engine.name, engine.device, training.batch_size, ... of
-    docs/configuration.md, as messages name them. loss: also a function of (output, target). optimizer: also a function of
+    docs/configuration.md, as messages name them. loss: also a function of (output, target). task: also a class or an object
+    of your own. optimizer: also a function of
     the parameters and lr, such as torch.optim.RMSprop. observers: functions that get each event of `fedmutual.events`.
     settings: further keys, for example "split.test". out: the run's folder; None: a temporary folder that exists as long as
     the run. in_place: load the trained personal weights into the caller's nn.Modules, and the shared model's into `shared`;
@@ -111,7 +112,7 @@ def federate(
         Diverged: a client's loss or weights are not finite.
     """
     config_arguments = {k: v for k, v in locals().items() if k in KEYS}
-    held = hold_sites(sites, shared, method, settings=settings, loss=loss, optimizer=optimizer)
+    held = hold_sites(sites, shared, method, settings=settings, loss=loss, optimizer=optimizer, task=task)
     with held as (objects, tables), _open_folder(out) as (folder, keep):
         if in_place:
             _check_distinct_networks(sites, shared)
@@ -138,7 +139,7 @@ def compare(
     batch_size: int | None = None,
     local_epochs: int | None = None,
     local_steps: int | None = None,
-    task: str | None = None,
+    task: Any = None,
     lr: Rate | None = None,
     loss: Function | None = None,
     optimizer: Function | None = None,
@@ -162,7 +163,7 @@ def compare(
     """
     config_arguments = {k: v for k, v in locals().items() if k in KEYS}
     titled = _name_methods(methods)
-    held = hold_sites(sites, shared, *titled.values(), settings=settings, loss=loss, optimizer=optimizer)
+    held = hold_sites(sites, shared, *titled.values(), settings=settings, loss=loss, optimizer=optimizer, task=task)
     with _open_folder(out) as (folder, keep), held as (objects, tables):
         configs = {t: make_config(tables, method, shared, config_arguments, settings) for t, method in titled.items()}
         variants = [Setting(title, config, title) for title, config in configs.items()]

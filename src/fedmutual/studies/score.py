@@ -18,7 +18,7 @@ from fedmutual.data import arrays, folder, saved, table
 from fedmutual.data.check import digest_rows
 from fedmutual.data.draws import Names
 from fedmutual.data.examples import Examples, Part, Source, join_examples
-from fedmutual.data.objects import Label, add_targets, is_frame, make_memory_source
+from fedmutual.data.objects import Label, add_targets, is_frame, make_memory_source, name_columns
 from fedmutual.data.scaling import find_form
 from fedmutual.data.sources import TABLES
 from fedmutual.data.targets import check_masks, read_targets
@@ -238,7 +238,10 @@ def _read_labelled(file: Path, label: Label, answering: AnsweringModel, by: str 
 
 def _take_labelled(rows: Any, label: Label, answering: AnsweringModel, by: str | None) -> Source:
     """Return labelled objects in memory, unscaled; the columns of a DataFrame by the names that the model learned."""
-    place = "the data to score"
+    place, label = "the data to score", name_columns(label)
+    if is_frame(rows):
+        rows = rows.rename(columns=str)
+        label = answering.data.label if label is None and {*answering.data.label_columns} <= {*rows} else label
     if by is not None and (not is_frame(rows) or by not in rows):
         raise DataError(f"{place} have no column {by!r}; give a DataFrame with it, or leave out `by`")
     groups = None if by is None else rows[by].astype(str).to_numpy(dtype=object).astype(str)
@@ -256,7 +259,8 @@ def _take_labelled(rows: Any, label: Label, answering: AnsweringModel, by: str |
         raise DataError(f"{place}: the model encodes columns of a table; give it a DataFrame")
     else:
         rows = (answering.arrange(rows[0], place), rows[1]) if is_pair else rows
-        source = make_memory_source(rows, None, None, place, answering.data)
+        length = answering.steps or answering.data.length  # of series in a Dataset
+        source = make_memory_source(rows, None, None, place, answering.data.model_copy(update={"length": length}))
     fitted = _fit_form(source, answering)
     return replace(fitted, train=replace(fitted.train, groups=groups))
 

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from fedmutual.algorithms import ALGORITHMS
 from fedmutual.config import Config, make_algorithm, merge_overrides, parse_config
 from fedmutual.core import Schedule
-from fedmutual.data.objects import make_memory_source
+from fedmutual.data.objects import make_memory_source, name_columns
 from fedmutual.errors import ConfigError, UserError, format_error
 from fedmutual.in_memory import PREFIX, hold_objects
 from fedmutual.models.copying import copy_networks
@@ -82,6 +82,8 @@ def hold_sites(
         raise ConfigError("argument 'sites' must be a dictionary of fedmutual.Site by name, as {'north': Site(train=...)}")
     objects: dict[str, Any] = {f"method.{type(m).__name__}": type(m) for m in methods if not isinstance(m, str)}
     objects |= {name: function for name, function in functions.items() if callable(function)}
+    if (task := functions.get("task")) is not None and not isinstance(task, str | type):
+        objects["task"] = lambda: task
     tables: dict[str, dict[str, Any]] = {}
     of_data = {key: value for key, value in (settings or {}).items() if key.startswith("data.")}
     common = merge_overrides({}, of_data).get("data", {})
@@ -92,7 +94,9 @@ def hold_sites(
         data, place = {**common, **table.get("data", {})}, f"site {site_name!r}"
         reading = {key: value for key, value in data.items() if key in _READING}
         data_config = parse_config({"data": {"name": f"{PREFIX}data", **reading}}, place).data
-        source = make_memory_source(site.train, site.test, site.label, place, data_config)
+        label = name_columns(site.label)
+        table.setdefault("data", {}).update({} if label is None else {"label": label})
+        source = make_memory_source(site.train, site.test, label, place, data_config)
         objects[f"data.{site_name}"] = lambda source=source: source
         table.setdefault("data", {})["name"] = f"{PREFIX}data.{site_name}"
         if site.model is not None:
@@ -144,7 +148,9 @@ def make_config(
     Raises:
         UserError: an argument cannot be used.
     """
-    overrides = {KEYS[k]: f"{PREFIX}{k}" if callable(v) else v for k, v in arguments.items() if v is not None}
+    given = {k: str(v) if k == "device" else v for k, v in arguments.items() if v is not None}
+    are_objects = {k: callable(v) or (k == "task" and not isinstance(v, str)) for k, v in given.items()}
+    overrides = {KEYS[k]: f"{PREFIX}{k}" if are_objects[k] else v for k, v in given.items()}
     overrides |= dict(settings or {})
     if shared is not None:
         overrides["model.shared"] = _name_model(shared, "shared")
