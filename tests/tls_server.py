@@ -23,10 +23,11 @@ def make_kits(folder, **server):
 
 
 @contextmanager
-def run_tls_server(certificate, key, authority, first_bytes=SETTINGS):
+def run_tls_server(certificate, key, authority, first_bytes=SETTINGS, patience=5):
     """Run a TLS server that requires a certificate of an authority, and yield its port.
 
-    first_bytes: sent to each client that the server accepts; None: the server uses no TLS.
+    first_bytes: sent to each client that the server accepts; None: the server uses no TLS. patience: seconds until a silent
+    connection is closed.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
@@ -42,7 +43,7 @@ def run_tls_server(certificate, key, authority, first_bytes=SETTINGS):
                 except OSError:
                     return  # closed
                 try:
-                    plain.settimeout(5)
+                    plain.settimeout(patience)
                     if first_bytes is None:
                         plain.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
                         plain.close()

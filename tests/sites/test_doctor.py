@@ -9,13 +9,16 @@ import tomllib
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 
+import fedmutual
 from fedmutual.boundary import Refused
 from fedmutual.errors import ConfigError, RunError
+from fedmutual.files import write_json
 from fedmutual.rundir.folder import lock_folder
 from fedmutual.sites.flare.doctor import check_connection, run_checks
 from fedmutual.sites.flare.kits import FLARE, check_valid, check_version, open_kit
@@ -147,6 +150,33 @@ def test_a_first_reply_with_a_private_row_is_wrong(kits, tmp_path, monkeypatch):
     path = site(tmp_path, "north")
     (text,) = [f.text for f in run_checks(kits / "north", path) if f.grade == "wrong" and str(path) in f.text]
     assert "it holds a row of the client's private data" in text
+
+
+@pytest.mark.parametrize(("idle", "grade"), [(0.2, "ok"), (5.0, "note")])
+def test_a_proxy_that_closes_silent_connections_is_told(kits, idle, grade):
+    with run_tls_server(*list_server_files(kits), patience=1) as port:
+        grades, text = read_last(check_connection(move_server(kits, port), idle=idle))
+    assert grades == ["ok", "ok", grade]
+    assert ("after 1 s without a byte, which delays rounds; set its limit to 18 s or more" in text) == (grade == "note")
+
+
+def test_a_full_disk_another_version_and_another_clock_are_told(kits, tmp_path, monkeypatch):
+    path = site(tmp_path, "north")
+    mine, state = shutil.copytree(kits / "north", tmp_path / "kit"), path.parent / "state"
+    about = json.loads((mine / "kit.json").read_text())
+    (mine / "kit.json").write_text(json.dumps(about | {"version": "99.1.0"}))
+    write_json(state / "wards" / "environment.json", {"format": 1, "fedmutual": "98.1.0"})
+    write_json(state / "flare" / "clock.json", {"format": 1, "ahead": -240.0})
+    monkeypatch.setattr("shutil.disk_usage", lambda path: Mock(free=100_000))
+    texts = {grade: [f.text for f in run_checks(mine, path) if f.grade == grade] for grade in ("note", "wrong")}
+    fix = f"has fedmutual {{}}, and this host has {fedmutual.__version__}; install the same version everywhere"
+    assert texts["note"] == [
+        f"the host where {mine} was made {fix.format('99.1.0')}",
+        f"{state / 'wards'}: the last round {fix.format('98.1.0')}",
+        "in the last job the server's clock was -240 s from this host's; set both by NTP",
+    ]
+    assert texts["wrong"][-1].startswith(f"{state}: 0.1 MB are free, and the saved rounds need up to ")
+    assert texts["wrong"][-1].endswith(" MB; make room, or name another state.folder")
 
 
 def test_what_the_command_says_and_its_exit_codes(kits, tmp_path, cli):

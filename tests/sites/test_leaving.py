@@ -2,6 +2,7 @@
 
 import re
 import signal
+from datetime import UTC, datetime
 from unittest.mock import Mock
 
 import pytest
@@ -140,6 +141,9 @@ STATES = [  # changes of the progress, whether west is connected, its last heart
     ({"in": []}, False, None, None, "lost"),
     ({"in": [], "joins": {"west": 5}}, False, None, None, "joins later"),
     ({"joins": {"west": 4}}, True, None, None, "takes part"),
+    ({"in": [], "joins": {"west": 4}}, True, None, None, "joins later"),  # its first round is under way
+    ({"in": [], "joins": {"west": 3}}, True, None, None, "paused"),
+    ({"in": [], "late": ["west"], "outside": ["west"]}, True, None, None, "restarting"),  # it was late before it connected
     ({"in": [], "evaluators": ["west"]}, True, None, None, "evaluates"),
     ({"in": [], "evaluators": ["west"]}, False, None, None, "lost"),
     ({"in": []}, False, (20.0, True), LEFT, "left"),
@@ -160,15 +164,17 @@ def test_the_word_of_a_site(changes, is_connected, seen, why, word):
 
 
 def test_an_end_in_good_order_is_no_lost_connection(tmp_path):
-    """North ends, and says so; the heartbeat of south is overdue first; west comes back."""
+    """North ends, and says so; the heartbeat of south is overdue first; west comes back; then the server starts again."""
     three = {"north": "1", "south": "2", "west": "3"}
     write_connected(tmp_path, three, three)
-    write_connected(tmp_path, {i: three[i] for i in ("south", "west")}, ["west"])
+    write_connected(tmp_path, {i: three[i] for i in ("south", "west")}, ["west"], three)
     assert {i: ended for i, (_, ended) in read_last_seen(tmp_path).items()} == {"north": True, "south": False}
-    write_connected(tmp_path, {}, [])
+    write_connected(tmp_path, {}, [], ("south", "west"))
     assert {i: ended for i, (_, ended) in read_last_seen(tmp_path).items()} == {"north": True, "south": False, "west": True}
     write_connected(tmp_path, {"north": "4"}, ["north"])
     assert read_last_seen(tmp_path).keys() == {"south", "west"}
+    write_connected(tmp_path, {}, [])
+    assert read_last_seen(tmp_path)["north"][1] is False
 
 
 def test_the_process_of_a_site_ends_when_the_server_knows(tmp_path, monkeypatch):
@@ -176,18 +182,23 @@ def test_the_process_of_a_site_ends_when_the_server_knows(tmp_path, monkeypatch)
     monkeypatch.setattr(leaving.os, "kill", lambda *words: ended.append(words))
     monkeypatch.setattr(leaving, "_TICK", 0.01)
     write_leave(tmp_path, Leave(runs=("wards-0", "wards-1"), wipe=False, is_told=True))
-    thread = leaving.end_when_told(tmp_path, ["wards-1"])
+    thread = leaving.end_in_time(datetime.max.replace(tzinfo=UTC), lambda: has_left(tmp_path, ["wards-1"]))
     thread.join(5)
-    assert len(ended) == 1
+    leaving.end_in_time(datetime.now(UTC)).join(5)  # the certificate has ended
+    assert len(ended) == 2
 
 
 def test_the_process_ends_with_0_where_a_contract_has_several_runs(tmp_path, monkeypatch, capsys):
     write_leave(tmp_path, Leave(runs=("wards-0", "wards-1"), wipe=False, is_told=True))
     monkeypatch.setattr("fedmutual.sites.flare.workspace.run_process", lambda *words: words[-1](KeyboardInterrupt()))
+    monkeypatch.setattr("fedmutual.sites.flare.kits.check_valid", Mock(side_effect=[None, RunError("it is old")]))
     _run_until_stopped(None, tmp_path, {"contracts": [{"name": "wards"}]}, ["wards-0", "wards-1"])
     assert "this site has left the federation" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         _run_until_stopped(None, tmp_path, {"contracts": [{"name": "other"}]}, ["other"])
+    with pytest.raises(SystemExit) as ended:
+        _run_until_stopped(None, tmp_path, {}, ["other"])
+    assert (ended.value.code, capsys.readouterr().out) == (2, "it is old. Saved rounds are kept\n")
 
 
 def test_a_real_site_leaves_ends_with_0_and_status_has_the_words(tmp_path):

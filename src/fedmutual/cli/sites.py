@@ -24,6 +24,7 @@ from fedmutual.cli.terminal import (
     print_warning,
     stop_on_sigterm,
 )
+from fedmutual.errors import RunError
 
 if TYPE_CHECKING:
     from fedmutual.sites.flare import kits
@@ -94,10 +95,12 @@ def server(
     to which it did not agree.
     """
     from fedmutual.rundir.folder import lock_folder
+    from fedmutual.rundir.trackers import check_installed
     from fedmutual.sites.contract import read_contract
     from fedmutual.sites.coordinator import find_longest_message
     from fedmutual.sites.flare.kits import FEDERATION, open_kit
     from fedmutual.sites.flare.workspace import LONGEST_MESSAGE
+    from fedmutual.sites.leaving import end_in_time
     from fedmutual.sites.modules import leave_working_folders, make_server_rule
     from fedmutual.user_code import plugins
 
@@ -108,6 +111,8 @@ def server(
     with plugins.use_rule(make_server_rule(modules, files)):
         agreed = [read_contract(path) for path in files]
         longest = max(find_longest_message(agreement) for agreement in agreed)
+    for agreement in agreed:
+        check_installed(agreement.config.records)
     names = [run.name for agreement in agreed for run in agreement.list_runs()]
     log_json(json_logs, names[0] if len(names) == 1 else "")
     if len(set(names)) < len(names):
@@ -124,6 +129,7 @@ def server(
         until, address = f"{server_kit.expires:%Y-%m-%d}{server_kit.reminder}", f"{server_kit.hosts[0]}:{server_kit.port}"
         print_text(f"server {address}, certificate valid until {until}; Ctrl-C ends it", soft_wrap=True)
         print_text(f"it carries out {', '.join(names)}", soft_wrap=True)
+        end_in_time(server_kit.expires)
         _run_until_stopped(server_kit, state.resolve(), pointer)
 
 
@@ -180,7 +186,7 @@ def site(
             if not obstacle.is_temporary:
                 exit_with_error(obstacle.text, Code.BAD_INPUT)
             print_text(f"{obstacle.text}. The site tries again until the server answers", soft_wrap=True)
-        leaving.end_when_told(site_config.state, names)
+        leaving.end_in_time(site_kit.expires, lambda: leaving.has_left(site_config.state, names))
         pointer = {"config": str(site_config.source), "contracts": [agreed.record()], "rounds": agreed.config.rounds}
         _run_until_stopped(site_kit, site_config.state, {**pointer, LONGEST_MESSAGE: longest}, names)
 
@@ -379,10 +385,11 @@ def _print_leaves(runtime: "SiteRuntime") -> None:
 
 
 def _run_until_stopped(kit: "kits.Kit", state: Path, pointer: Mapping[str, Any], runs: Collection[str] = ()) -> None:
-    """Run FLARE's process of a participant until it is stopped; exit with the code of the reason.
+    """Run FLARE's process of a participant until it is stopped, leaves, or its certificate ends; exit with the code of it.
 
     runs: the names of the federation's runs, which a site may leave.
     """
+    from fedmutual.sites.flare.kits import check_valid
     from fedmutual.sites.flare.workspace import run_process
     from fedmutual.sites.leaving import has_left
 
@@ -390,6 +397,11 @@ def _run_until_stopped(kit: "kits.Kit", state: Path, pointer: Mapping[str, Any],
         if has_left(state, runs):
             print_text("this site has left the federation; its ledger is closed")
             return 0
+        try:
+            check_valid(kit)
+        except RunError as problem:
+            print_text(f"{problem}. Saved rounds are kept", soft_wrap=True)
+            return Code.BAD_INPUT
         is_sigterm = isinstance(interrupt, Terminated)
         text = f"stopped by {'SIGTERM' if is_sigterm else 'Ctrl-C'}; saved rounds are kept"
         if is_json():
@@ -403,7 +415,7 @@ def _run_until_stopped(kit: "kits.Kit", state: Path, pointer: Mapping[str, Any],
             code = run_process(kit, state, pointer, print_end)
     except KeyboardInterrupt as interrupt:  # before FLARE runs, or a second one: do not wait for FLARE's threads
         os._exit(print_end(interrupt))
-    if code in (Code.STOPPED, Code.TERMINATED):
+    if code in (Code.STOPPED, Code.TERMINATED, Code.BAD_INPUT):
         sys.exit(code)
     if code:
         exit_with_error(f"ended with code {code}; see {state / 'flare' / 'log.txt'}", Code.DIVERGED)

@@ -10,8 +10,9 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -110,14 +111,17 @@ def close_state(state: Path) -> None:
     shutil.rmtree(state / WORK_FOLDER, ignore_errors=True)
 
 
-def end_when_told(state: Path, runs: Collection[str]) -> threading.Thread:
-    """End this process of a site by SIGTERM when the server has taken its last message of a run. Returns at once."""
+def end_in_time(last: datetime, has_left: Callable[[], bool] = lambda: False) -> threading.Thread:
+    """End this process by SIGTERM when the site has left, or when its certificate ends. Returns at once.
+
+    last: the end of the certificate; later no connection could be opened, and the process would try for ever.
+    """
 
     def wait() -> None:
-        while not has_left(state, runs):
+        while not has_left() and datetime.now(UTC) <= last:
             time.sleep(_TICK)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    thread = threading.Thread(target=wait, daemon=True, name="leaving")
+    thread = threading.Thread(target=wait, daemon=True, name="end")
     thread.start()
     return thread

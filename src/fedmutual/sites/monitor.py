@@ -25,10 +25,10 @@ from fedmutual.rundir.schema import Evaluation, LedgerLine
 from fedmutual.sites import journal
 from fedmutual.sites.consent import list_runs
 from fedmutual.sites.flare import progress
+from fedmutual.sites.flare.doctor import CLOCK_FILE
 from fedmutual.sites.flare.kits import FEDERATION, Kit
 from fedmutual.sites.flare.progress import Outcome, format_notes
 from fedmutual.sites.flare.session import ServerLost, Session
-from fedmutual.sites.flare.workspace import CLOCK_FILE
 from fedmutual.sites.journal import Journal
 from fedmutual.sites.ledger import Line, count_totals, read_ledger, summarise_ledger
 from fedmutual.sites.protocol import WORK, Place
@@ -47,7 +47,7 @@ SITE_WORDS = {  # how a site stands, for the server and leads: word -> its rule;
     "joins later": "its first round is not reached",
     "lost": "its connection ended without notice, or it has never connected",
     "paused": "it told the server that its process ends; or it is connected, and said that it could not do its part",
-    "late": "it is connected, and its heartbeat or its last answer is overdue",
+    "late": "it is connected, and its heartbeat, or its last answer in this job, is overdue",
     "restarting": "it is connected, and not in the job; the server restarts the job for it, or restarts it anyway",
     "evaluates": "it is connected, and only scores the shared model",
     "waiting": "it is connected, and no round is under way",
@@ -310,14 +310,17 @@ def describe_sites(
         if site in gone:
             yield site, LEFT_WORD if gone[site] == LEFT else EXCLUDED, gone[site]
             continue
-        if recorded["joins"].get(site, 1) > recorded["round"] + 1:
+        first = recorded["joins"].get(site, 1)
+        if first > recorded["round"] + (1 if first == 1 or site in recorded["in"] else 0):
             word = JOINS
         elif site not in connected:
             word = PAUSED if seen.get(site, (0.0, False))[1] else LOST
-        elif site in seen or site in recorded["late"]:
+        elif site in seen:
             word = LATE
         elif outcome.label == "restarting" or site in recorded["outside"]:
             word = RESTARTING
+        elif site in recorded["late"]:
+            word = LATE
         elif site in recorded["evaluators"]:
             word = EVALUATES
         elif outcome != Outcome.RUNNING:

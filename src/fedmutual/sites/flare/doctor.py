@@ -11,20 +11,28 @@ import re
 import shutil
 import socket
 import ssl
+import time
 import urllib.request
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from fedmutual.errors import ConfigError, UserError
+from fedmutual.errors import ConfigError, RunError, UserError
+from fedmutual.files import read_json
+from fedmutual.rundir.file_names import ENVIRONMENT
+from fedmutual.rundir.record_files import read_environment
+from fedmutual.sites.consent import check_release
 from fedmutual.sites.contract import Contract, read_contract
 from fedmutual.sites.flare import kits
 from fedmutual.sites.flare.kits import Kit, check_valid
 from fedmutual.sites.modules import make_server_rule
+from fedmutual.sites.schema import WORK_FOLDER
 from fedmutual.sites.secure_sum.identity import read_certificate
+from fedmutual.sites.site_journal import ROUNDS_BACK
 from fedmutual.sites.site_settings import SiteSettings, read_site_file
 from fedmutual.user_code import plugins
 
@@ -34,6 +42,9 @@ PROXY_EXCEPTIONS = ("no_grpc_proxy", "no_proxy")  # hosts without a proxy: gRPC 
 UNREAD_VARIABLES = ("HTTPS_PROXY", "HTTP_PROXY", "all_proxy", "ALL_PROXY")  # other programs read these, but gRPC does not
 _PROXY_PORT = 443  # gRPC's default
 _PATIENCE = 5.0  # seconds for each step
+_IDLE = 9.0  # seconds without a byte, which every connection has: participants send a ping after 10
+CLOCK_FILE = "clock.json"  # how far the clock of the server is ahead of a site's
+MOST_AHEAD = 60.0  # seconds between two clocks from which the operator is warned
 _TOO_EARLY = 9  # X509_V_ERR_CERT_NOT_YET_VALID of OpenSSL
 
 
@@ -62,6 +73,7 @@ def run_checks(
         kit = kits.open_kit(folder)
         yield Check(OK, f"{folder}: a complete kit, of {kit.name!r}, {kits.KINDS[kit.kind].words}")
         yield from _check_keys(kit)
+        yield from _check_release(kit.version, f"the host where {folder} was made")
     except UserError as problem:
         yield Check(WRONG, str(problem))
         return
@@ -74,7 +86,7 @@ def run_checks(
         yield from (Check(KNOW, sentence) for sentence in agreed.sites.describe_roles())
     except UserError as problem:
         yield Check(WRONG, str(problem))
-    yield from [_check_port(kit)] if kit.kind == "server" else check_connection(kit)
+    yield from [_check_port(kit)] if kit.kind == "server" else check_connection(kit, idle=_IDLE)
     if site is not None and agreed is not None:
         yield from _check_site(kit, site, agreed)
 
@@ -94,6 +106,14 @@ def _check_keys(kit: Kit) -> Iterator[Check]:
         yield Check(WRONG if days < 0 else KNOW, f"the authority's certificate ends in {days} days; {advice}")
     if key.stat().st_mode & 0o077:
         yield Check(KNOW, f"{key}: other users of this host can read it, and act as {kit.name!r}: chmod 600 {key}")
+
+
+def _check_release(version: str, subject: str) -> Iterator[Check]:
+    """Yield a note where another version of fedmutual was used than is here, with which no participant takes part."""
+    try:
+        check_release(version, subject)
+    except ConfigError as problem:
+        yield Check(KNOW, str(problem))
 
 
 def _check_port(kit: Kit) -> Check:
@@ -126,8 +146,12 @@ def _check_site(kit: Kit, site: SiteSettings, agreed: Contract) -> Iterator[Chec
     try:
         check_owner(kit, site)
         with plugins.use_rule(site.code):
-            experiment = SiteRuntime(agreed.list_runs()[0], site, check_only=True).experiment
+            runtime = SiteRuntime(agreed.list_runs()[0], site, check_only=True)
+            experiment, folder = runtime.experiment, runtime.folder
             rows = experiment.load_rows(kit.name)
+            networks = experiment.build_client(kit.name).nets.values()
+        if (folder / ENVIRONMENT).exists():
+            yield from _check_release(read_environment(folder).fedmutual or "", f"{folder}: the last round")
     except UserError as problem:
         yield Check(WRONG, str(problem).replace(f"clients.{kit.name}.", ""))
         return
@@ -142,7 +166,18 @@ def _check_site(kit: Kit, site: SiteSettings, agreed: Contract) -> Iterator[Chec
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         yield Check(WRONG, f"{existing}: cannot be written into; name another state.folder, or get the permission")
         return
-    yield Check(OK, f"{state}: can be written, with {shutil.disk_usage(existing).free / 1e6:,.0f} MB free")
+    size = sum(weights.numel() * weights.element_size() for network in networks for weights in network.parameters())
+    # of each saved round the weights and two moments of an optimiser; with `sites.baseline` of another network, too
+    wanted, free = 3 * size * (ROUNDS_BACK + 2) * (1 + runtime.trains_alone), shutil.disk_usage(existing).free
+    if free < wanted:
+        advice = f"and the saved rounds need up to {wanted / 1e6:,.1f} MB; make room, or name another state.folder"
+        yield Check(WRONG, f"{state}: {free / 1e6:,.1f} MB are free, {advice}")
+    else:
+        yield Check(OK, f"{state}: can be written, with {free / 1e6:,.0f} MB free")
+    with suppress(RunError, KeyError, TypeError, ValueError):  # no job has begun yet
+        ahead = float(read_json(state / WORK_FOLDER / CLOCK_FILE)["ahead"])
+        if abs(ahead) > MOST_AHEAD:
+            yield Check(KNOW, f"in the last job the server's clock was {ahead:+.3g} s from this host's; set both by NTP")
 
 
 def find_obstacle(kit: Kit) -> Check | None:
@@ -151,15 +186,15 @@ def find_obstacle(kit: Kit) -> Check | None:
     return last if last.grade == WRONG else None
 
 
-def check_connection(kit: Kit, patience: float = _PATIENCE) -> Iterator[Check]:
+def check_connection(kit: Kit, patience: float = _PATIENCE, idle: float = 0.0) -> Iterator[Check]:
     """Yield the result of each step, up to the first failure. patience: seconds for each step.
 
-    Raises RunError as `make_tls_context`.
+    idle: seconds without a byte that the connection must last. Raises RunError as `make_tls_context`.
     """
     host, port = kit.hosts[0], kit.port
     proxy = None if kit.kind == "server" else find_proxy(host, port)
     if proxy is not None:
-        yield from _check_through_proxy(kit, *proxy, patience)
+        yield from _check_through_proxy(kit, *proxy, patience, idle)
         return
     where, is_named = f"{host}:{port}", False
     try:
@@ -180,7 +215,7 @@ def check_connection(kit: Kit, patience: float = _PATIENCE) -> Iterator[Check]:
         yield Check(WRONG, f"{where} {_describe_error(error, patience)}: {advice}", is_temporary=True)
         return
     yield Check(OK, f"{where} accepts connections")
-    yield _check_tls(kit, plain)
+    yield _check_tls(kit, plain, idle)
 
 
 def _describe_error(error: Exception, patience: float) -> str:
@@ -196,7 +231,7 @@ def _describe_error(error: Exception, patience: float) -> str:
     return f"cannot be reached ({getattr(error, 'strerror', None) or error})"
 
 
-def _check_through_proxy(kit: Kit, variable: str, url: SplitResult, patience: float) -> Iterator[Check]:
+def _check_through_proxy(kit: Kit, variable: str, url: SplitResult, patience: float, idle: float) -> Iterator[Check]:
     """Yield whether the proxy connects to the server, and the result of the TLS handshake through the proxy."""
     host, port = kit.hosts[0], kit.port
     where = f"the proxy {url.hostname}:{url.port or _PROXY_PORT} of {variable}"
@@ -215,12 +250,15 @@ def _check_through_proxy(kit: Kit, variable: str, url: SplitResult, patience: fl
         yield Check(WRONG, f"{host}:{port} cannot be reached, because {where} {problem}; {advice}", is_temporary)
         return
     yield Check(OK, f"{where} connects to {host}:{port}")
-    check = _check_tls(kit, connection.sock)
+    check = _check_tls(kit, connection.sock, idle)
     yield check if check.grade == OK else check._replace(text=f"through {where}: {check.text}; {advice}")
 
 
-def _check_tls(kit: Kit, plain: socket.socket) -> Check:
-    """Return the result of a mutual TLS handshake, with the settings of the site's process. Closes the connection."""
+def _check_tls(kit: Kit, plain: socket.socket, idle: float) -> Check:
+    """Return the result of a mutual TLS handshake, with the settings of the site's process. Closes the connection.
+
+    idle: as for `check_connection`.
+    """
     where = f"{kit.hosts[0]}:{kit.port}"
     advice = "if the server of this federation runs there, wait and try again; else end the program that answers there"
     words = "the server closes the connection"
@@ -228,6 +266,9 @@ def _check_tls(kit: Kit, plain: socket.socket) -> Check:
         with plain, kits.make_tls_context(kit).wrap_socket(plain, server_hostname=kit.hosts[0]) as tls:
             version = tls.version()
             if tls.recv(1):  # after the handshake the server closes a connection with a rejected certificate
+                if lasted := _find_close(tls, idle):
+                    problem = f"a firewall or proxy closes connections to {where} after {lasted:.0f} s without a byte"
+                    return Check(KNOW, f"{problem}, which delays rounds; set its limit to {2 * _IDLE:.0f} s or more")
                 return Check(OK, f"mutual TLS with {where}: each accepts the other's certificate ({version})")
     except ssl.SSLCertVerificationError as problem:
         return Check(WRONG, _explain_distrust(kit, problem), is_temporary=problem.verify_code == _TOO_EARLY)
@@ -244,6 +285,22 @@ def _check_tls(kit: Kit, plain: socket.socket) -> Check:
         f"the server rejects the certificate of {kit.name!r} ({words}): the kit belongs to another federation or to an "
         "earlier authority, or has expired by the server's clock; ask for a kit of this federation",
     )
+
+
+def _find_close(tls: ssl.SSLSocket, idle: float) -> float | None:
+    """Return the seconds after which another party closes a silent connection; None if it lasts for `idle` seconds."""
+    began = time.monotonic()
+    with suppress(TimeoutError):
+        while (left := began + idle - time.monotonic()) > 0:
+            tls.settimeout(left)
+            try:
+                if tls.recv(2**16):
+                    began = time.monotonic()  # a byte of the server
+                    continue
+            except (ConnectionError, ssl.SSLError):
+                pass
+            return time.monotonic() - began
+    return None
 
 
 def _explain_distrust(kit: Kit, problem: ssl.SSLCertVerificationError) -> str:

@@ -21,6 +21,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
+import fedmutual
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.files import FORMAT, read_json, read_json_object, write_bytes, write_json
 from fedmutual.rundir.record_files import check_record
@@ -72,6 +73,7 @@ class Kit(BaseModel):
     kind: Annotated[str, Field(pattern=f"^({'|'.join(KINDS)})$")]
     hosts: Annotated[tuple[str, ...], Field(min_length=1)]
     port: int = Field(ge=1, le=65535)
+    version: str = fedmutual.__version__  # of fedmutual where the kit was made; unknown for older kits
 
     @property
     def startup(self) -> Path:
@@ -250,7 +252,7 @@ def _write_kit(source: Path, kit: Path, kind: str, contract: Contract, file: Pat
     (part / "startup").mkdir()
     for name in KINDS[kind].files:
         shutil.copyfile(source / "startup" / name, part / "startup" / name)
-    address = {"hosts": list(contract.server.hosts), "port": contract.server.port}
+    address = {"hosts": list(contract.server.hosts), "port": contract.server.port, "version": fedmutual.__version__}
     write_json(part / KIT, {"format": FORMAT, "federation": contract.name, "name": kit.name, "kind": kind, **address})
     write_bytes(part / FEDERATION, file.read_bytes())
     for path in (part, *part.rglob("*")):

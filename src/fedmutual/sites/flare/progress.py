@@ -211,11 +211,14 @@ def change_progress(folder: Path, **changes: Any) -> None:
         write_json(folder / FILE, state | changes)
 
 
-def write_connected(folder: Path, connected: Connections, alive: Collection[str]) -> None:
-    """Write the connected sites into the server's folder. alive: those whose heartbeat is not overdue."""
+def write_connected(folder: Path, connected: Connections, alive: Collection[str], before: Collection[str] = ()) -> None:
+    """Write the connected sites into the server's folder. alive: those whose heartbeat is not overdue.
+
+    before: the sites that were connected to this process of the server; the file may be of an earlier process.
+    """
     sites, now = {i: (connection, i in alive) for i, connection in connected.items()}, time.time()
     # a site that tells the server that it ends is gone at once; the heartbeat of any other is overdue before
-    seen = read_last_seen(folder) | {i: (now, i not in connected) for i in read_connected(folder)[1]}
+    seen = read_last_seen(folder) | {i: (now, i in before and i not in connected) for i in read_connected(folder)[1]}
     seen = {i: at for i, at in seen.items() if i not in alive}
     write_json(folder / CONNECTED, {"format": FORMAT, "sites": sites, "seen": seen})
 

@@ -71,7 +71,7 @@ class Watch(FLComponent):  # type: ignore[misc]
             try:
                 connected, alive = list_connected(engine)
                 if progress.read_connected(self._state) != (connected, alive):
-                    progress.write_connected(self._state, connected, alive)
+                    progress.write_connected(self._state, connected, alive, self._connected)
                 self._print_changes(connected)
                 all_checked = self.check_federations(engine, self._state, alive)
                 # A federation with a damaged progress file may still need the archive of its job.

@@ -31,8 +31,6 @@ STOCK = {  # the same in a FLARE network of somebody else's
     "site": f"{_OURS}.stock.StockSite",
 }
 BODY, CLOCK = "body", "time"  # the content of FLARE's messages; the server's clock, seconds since the epoch
-CLOCK_FILE = "clock.json"  # how far the clock of the server is ahead of a site's
-MOST_AHEAD = 60.0  # seconds between two clocks from which the operator is warned
 HEARTBEAT, GONE = 5, 60  # seconds between heartbeats; seconds without a heartbeat until a participant is disconnected
 _LOST = 20  # seconds without a byte until a site repeats a request; FLARE's default is 5 minutes
 _ENVIRONMENT = {
