@@ -37,7 +37,7 @@ class LSTM(nn.Module):
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         """Return the logits."""
         steps, _ = self.lstm(self.embed(input_ids))
-        return self.head(steps[torch.arange(len(steps)), attention_mask.sum(1) - 1])
+        return self.head(steps[torch.arange(steps.shape[0]), attention_mask.sum(1) - 1])
 
 
 def make_transformer(classes: int) -> nn.Module:

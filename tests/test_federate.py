@@ -267,6 +267,10 @@ def test_a_folder_of_objects_says_in_another_call_what_it_lacks(tables, shared, 
         ({"shared": 3}, "argument 'shared' is int"),
         ({"shared": nn.Linear(5, 2)}, "network 'shared' does not take examples of shape"),
         ({"settings": {"splt.test": 0.1}}, "unknown key"),
+        ({"optimizer": torch.optim.Adam(nn.Linear(1, 1).parameters())}, "give the class, torch.optim.Adam"),
+        ({"lr": lambda round: 0.1}, "argument 'lr' is function; give a number, or a schedule"),
+        ({"loss": "cross_entropy"}, "write 'module:loss', as 'torch.nn:CrossEntropyLoss'"),
+        ({"observers": [3]}, "argument 'observers' has int"),
         ({"settings": {"split.test": 2.0}}, "split.test"),
         ({"sites": {}}, "argument 'sites'"),
         ({"in_place": True, "same": True}, "site 'north' and site 'south' share one nn.Module"),
@@ -298,6 +302,7 @@ def test_columns_of_frames_are_encoded_in_training_predictions_and_scores(tables
     new.to_csv(tmp_path / "new.csv", index=False)
     from_file = [p.probability for p in fedmutual.predict(tmp_path / "run", tmp_path / "new.csv", client="north")]
     assert from_file == pytest.approx(answers.max(axis=1).tolist())
+    assert run.predict(tmp_path / "new.csv", client="north").equals(answers)
     assert fedmutual.Run(tmp_path / "run").predict(new, client="north").equals(answers)  # without the objects
     with pytest.warns(fedmutual.RemarkWarning, match="in the training data"):
         scores = [run.score(rows, "north", label="target").values for rows in (new, tmp_path / "new.csv")]
@@ -412,24 +417,12 @@ def test_what_acts_as_a_dataset_is_one(tables, form):
     x, y = arrays(tables["north"])
     rows = {
         "items": lambda: list(zip(x, y, strict=True)),
-        "dictionaries": lambda: [{"x": a, "target": b} for a, b in zip(x, y, strict=True)],
+        "dictionaries": lambda: [{"image": a, "target": b} for a, b in zip(x, y, strict=True)],
         "saved": lambda: datasets.Dataset.from_dict({"x": x.tolist(), "label": y.tolist()}),
     }[form]()
-    run = fedmutual.federate(
-        {i: Site(train=rows) for i in "ab"}, "fedavg", nn.Linear(6, 2) if form == "items" else One(), **QUICK
-    )
+    run = fedmutual.federate({i: Site(train=rows) for i in "ab"}, "fedavg", nn.Linear(6, 2), **QUICK)
     assert run.score(rows, client="a").values["examples"] == len(y)
-
-
-class One(nn.Module):
-    """A network whose one input is called x."""
-
-    def __init__(self):
-        super().__init__()
-        self.fc = nn.Linear(6, 2)
-
-    def forward(self, x):
-        return self.fc(x)
+    assert run.predict({"x": x}).equals(run.predict(x))
 
 
 @pytest.mark.parametrize("form", ["a table with a truth value", "scikit-survival"])

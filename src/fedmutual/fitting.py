@@ -110,6 +110,10 @@ def load_loss(name: str) -> Loss:
     Raises:
         ConfigError: the loss cannot be imported or made, or cannot be called.
     """
+    if ":" not in name:
+        raise ConfigError(
+            f"key 'training.loss': {name!r} names no code; write 'module:loss', as 'torch.nn:CrossEntropyLoss'"
+        )
     loss = plugins.load(name, "training.loss")
     try:
         loss = loss() if inspect.isclass(loss) else loss

@@ -343,7 +343,7 @@ class Survival(_ByDivergence):
 
     def answer(self, output: Tensor) -> Tensor:
         """Return the probability [B, K] of no event up to the end of each interval: output [B, K]."""
-        return (-F.softplus(self._make_logits(output))).cumsum(-1).exp()
+        return (-self._make_logits(output)).sigmoid().log().cumsum(-1).exp()  # ONNX Runtime has no softplus of float64
 
     def fit(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the mean negative log-likelihood [] over the batch: output [B, K], target [B, 2]."""

@@ -198,7 +198,7 @@ def test_no_state_dict(content: object, what: str, tmp_path: Path) -> None:
     assert refusal(tmp_path / "w.pth").endswith(f"holds {what}; write net.state_dict() into it")
 
 
-@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
+@pytest.mark.parametrize("prefix", ["", "module.", "module._orig_mod.", "_orig_mod.module.", "model.", "net.0."])
 @pytest.mark.parametrize("holder", [None, "state_dict", "model", "model_state_dict"])
 def test_the_names_of_wrappers_are_left_out(prefix: str, holder: str | None, tmp_path: Path) -> None:
     other = made(*LENET, 3, seed=1)

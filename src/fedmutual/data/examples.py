@@ -253,7 +253,7 @@ class DatasetExamples(Examples):
         """The forms in which networks can get the examples. Raises DataError if the first item cannot be used."""
         if not isinstance(self.take([0]), Tensor):  # with a sentence about the item
             return (IMAGES,)
-        return find_forms(np.asarray(self._dataset[0][0])[None], f"{self.place}: x")
+        return find_forms(np.asarray(split_item(self._dataset[0])[0])[None], f"{self.place}: x")
 
     def with_form(self, form: Form) -> "DatasetExamples":
         """Return the examples in another form."""
@@ -387,12 +387,15 @@ def merge_parts(source: Source) -> Source:
 def split_item(item: Any) -> tuple[Any, Any]:
     """Return x and y of an item of a Dataset: (x, y, ...), or a dictionary with an entry of `_TARGETS` for y.
 
-    Of another item y is None.
+    x of one entry is its value. Of another item y is None.
     """
     if isinstance(item, tuple | list) and len(item) >= 2:
         return item[0], item[1]
     label = next((name for name in _TARGETS if isinstance(item, Mapping) and name in item), None)
-    return (item, None) if label is None else ({k: v for k, v in item.items() if k != label}, item[label])
+    if label is None:
+        return item, None
+    x = {k: v for k, v in item.items() if k != label}
+    return x if len(x) != 1 else next(iter(x.values())), item[label]
 
 
 def stack_inputs(rows: Sequence[Inputs]) -> Inputs:

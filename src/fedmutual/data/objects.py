@@ -325,18 +325,23 @@ def _find_lengths(config: DataConfig, *values: Any) -> dict[str, int]:
 
 
 def convert_inputs(x: Any, place: str, lengths: Mapping[str, int]) -> Inputs:
-    """Return inputs as an array [n, ...], or as several arrays by name.
+    """Return inputs as an array [n, ...], also of a dictionary of one, or as several arrays by name.
 
     lengths: the inputs that are series [L, ...], each with the length to which they are filled up or cut.
 
     Raises:
         DataError: as `convert_features`.
     """
+    if isinstance(x, Mapping) and len(x) == 1 and not lengths:
+        (x,) = x.values()
     inputs = dict[str, Any]()
     for name, one in name_inputs(x).items():
         about = f"{place}: input {name!r}" if isinstance(x, Mapping) else place
         rows = (list_rows(one) or [*one]) if name in lengths else []
-        inputs[str(name)] = [convert_features(row, about) for row in rows] or convert_features(one, about)
+        values: Any = [convert_features(row, about) for row in rows] or convert_features(one, about)
+        if isinstance(values, np.ndarray) and values.dtype.kind == "O" and all(isinstance(v, str) for v in values.flat):
+            values = values.astype(str)  # text of pandas
+        inputs[str(name)] = values
     return pad_inputs(inputs, lengths) if isinstance(x, Mapping) or lengths else inputs["x"]
 
 

@@ -73,7 +73,8 @@ def _read_files(files: Sequence[TableFile], config: DataConfig, numbers: bool) -
     path = files[0].path
     if config.text and config.columns:
         raise ConfigError(
-            "keys 'data.text' and 'data.columns' exclude each other: scale the numbers beside a text by data.mean"
+            "keys 'data.text' and 'data.columns' exclude each other: scale the numbers beside a text by data.mean, and give "
+            "each category columns of 0 and 1"
         )
     named = [
         *(("data.label", c) for c in config.label_columns),

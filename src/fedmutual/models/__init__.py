@@ -280,7 +280,8 @@ def _describe_misfit(net: nn.Module, name: str, examples: Inputs, problem: Excep
     misfit = f"does not take examples of shape {shape}{reason}"
     if not isinstance(examples, Tensor):
         inputs = format_tensor(map_inputs(lambda one: one[0], examples))
-        fix = "`forward` gets them unchanged, by these names or as one dictionary; give images as [examples, channels, ...]"
+        fix = "`forward` gets them unchanged, by these names or as one dictionary"
+        fix += "; give images as [examples, channels, ...]" if any(one.dim() > 2 for one in list_tensors(examples)) else ""
         return f"does not take the inputs {inputs}{reason}; {fix}"
     if examples.is_floating_point():
         if not is_user_network(name) or not _computes(net, examples.long()):

@@ -90,7 +90,10 @@ def _read_config(folder: str, classes: int) -> Any:
     if not (Path(folder) / "config.json").is_file():
         raise ValueError(f"has no file {Path(folder) / 'config.json'}; name a folder that `save_pretrained` wrote")
     transformers: Any = import_module("transformers")
-    return transformers.AutoConfig.from_pretrained(folder, local_files_only=True, num_labels=classes)
+    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, num_labels=classes)
+    if getattr(config, "pad_token_id", None) is None:
+        config.pad_token_id = 0  # fills up short texts, see `data.text`
+    return config
 
 
 def _choose_kind(config: Any) -> Any:

@@ -29,7 +29,6 @@ PREFERRED = "IMAGENET1K_V1"  # used in papers before 2022; torchvision's later w
 connection_errors: list[str] = []  # after one timeout, no further network is tried
 ENDINGS = (".safetensors", ".pth", ".pt")
 _HOLDERS = ("state_dict", "model_state_dict", "model")  # keys of a training checkpoint that may hold the state dict
-_WRAPPERS = ("module.", "_orig_mod.")  # before each name in files of torch.nn.DataParallel and torch.compile
 _COUNTER = "num_batches_tracked"  # a BatchNorm tensor that files of old torch versions lack
 _AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")  # tensors in ImageNet weights of the auxiliary outputs, disabled below
 # With auxiliary outputs, these two return several tensors in training. They warn unless init_weights is set.
@@ -129,11 +128,15 @@ def load_weights(net: nn.Module, weights: Weights, head: Collection[str], name: 
 
 
 def _unwrap_names(new_state: Message, state: Message) -> Message:
-    """Return the tensors of a file without a wrapper's prefix, if all names have it and no name is the network's."""
-    for wrapper in _WRAPPERS if new_state and not new_state.keys() & state.keys() else ():
-        if all(k.startswith(wrapper) for k in new_state):
-            return _unwrap_names({k.removeprefix(wrapper): tensor for k, tensor in new_state.items()}, state)
-    return new_state
+    """Return the tensors of a file without the prefix of a wrapper, such as "module.", if all names have it.
+
+    No name with the prefix is the network's.
+    """
+    if new_state.keys() & state.keys():
+        return new_state
+    prefixes = (name.removesuffix(key) for key in state for name in new_state if name.endswith(f".{key}"))
+    prefix = next((p for p in prefixes if all(name.startswith(p) for name in new_state)), "")
+    return {name.removeprefix(prefix): tensor for name, tensor in new_state.items()}
 
 
 def _find_file(source: Path, network: str, key: str) -> Path:

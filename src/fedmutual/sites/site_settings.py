@@ -98,6 +98,12 @@ def build_site(contract: Contract, settings: SiteSettings, moments: Moments | No
 def _find_fault(contract: Contract, experiment: Experiment) -> str | None:
     """Return in one clause how the examples of a site differ from those of the contract, or None."""
     space, sites = experiment.data.space, contract.sites
+    difference = describe_column_difference(space.columns, sites.columns)
+    if difference is not None:
+        return (
+            f"the examples have {difference}, and the federation agreed on {list_names(sites.columns or ())} "
+            "(sites.columns); change the columns of the file to these"
+        )
     if space.shape != sites.shape and (experiment.nets.shares or experiment.algorithm.public):
         return (
             f"the examples have the shape {format_shape(space.shape)}, and the federation agreed on "
@@ -110,12 +116,6 @@ def _find_fault(contract: Contract, experiment: Experiment) -> str | None:
                 f"the input {name!r} is of type {dtype}, and the federation agreed on {agreed} (sites.input); let the lead "
                 f'declare {{ {name} = {{ shape = {format_shape(sites.inputs[name].shape)}, dtype = "{dtype}" }} }}'
             )
-    difference = describe_column_difference(space.columns, sites.columns)
-    if difference is not None:
-        return (
-            f"the examples have {difference}, and the federation agreed on {list_names(sites.columns or ())} "
-            "(sites.columns); change the columns of the file to these"
-        )
     if contract.layout is not None:
         layout = make_layout(space, contract.config.data.columns)
         fault = find_layout_fault(layout, contract.layout, sites.columns is not None)

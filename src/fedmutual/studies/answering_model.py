@@ -168,25 +168,33 @@ class AnsweringModel(NamedTuple):
             )
         return outputs
 
-    @torch.no_grad()
-    def predict_arrays(self, x: Any) -> "pd.DataFrame":
-        """Return the answers for examples in memory, one row for each example [n], as `Run.predict`.
+    def split_arrays(self, x: Any) -> Iterator[tuple[list[str], Inputs]]:
+        """Return examples in memory in batches: their names, and unscaled inputs.
 
         x: an array, tensor or DataFrame `[n, *shape]` of unscaled values; columns of a DataFrame are matched by name. Of a
             model with several inputs a dictionary of arrays; of a model of padded series also a list of series.
 
         Raises:
-            UserError: the examples do not fit the model, or an output is not finite.
+            UserError: the examples do not fit the model.
         """
-        import pandas as pd  # takes 0.3 s
-
         raw: Inputs
         if is_frame(x) and self.takes.columns is not None:
             part = self.read_frame(x, "x")
             raw = part.x.take(range(len(part.x)))
         else:
             raw = self.convert(self.arrange(x, "x"), "x")
-        batches, classes = split_inputs(raw, "row {} of x".format), self.takes.classes
+        return split_inputs(raw, "row {} of x".format)
+
+    @torch.no_grad()
+    def make_table(self, batches: Iterable[tuple[Sequence[str], Inputs]]) -> "pd.DataFrame":
+        """Return the answers for batches of examples, one row for each example [n], as `Run.predict`.
+
+        Raises:
+            UserError: the examples do not fit the model, or an output is not finite.
+        """
+        import pandas as pd  # takes 0.3 s
+
+        classes = self.takes.classes
         answers = torch.cat([self.compute_answers(self.compute_outputs(rows, names.__getitem__)) for names, rows in batches])
         if self.kind == "masks":
             return pd.DataFrame({name: list(answers[:, k].numpy()) for k, name in enumerate(classes)})

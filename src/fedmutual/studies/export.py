@@ -147,7 +147,9 @@ def _export_program(answering: AnsweringModel) -> ExportedProgram:
         pairs = [(program.module()(x), model(x)) for x in (map_inputs(lambda x: x[:1], examples), examples)]
         difference = max(float(((a - b).abs() / b.abs().clamp(min=1)).max()) for a, b in pairs)
     except Exception as problem:  # the network may be a user's code, and torch.export fails in many ways
-        raise RunError(f"torch.export cannot trace the network ({_take_first_line(problem)})") from None
+        fixes_batch = "specialized it to be a constant" in str(problem)
+        reason = "its code fixes the number of examples; use x.shape[0] in place of len(x)" if fixes_batch else None
+        raise RunError(f"torch.export cannot trace the network ({reason or _take_first_line(problem)})") from None
     if not all(b.isfinite().all() for _, b in pairs):
         raise RunError("the answers of the model for random inputs are not finite")
     if not difference <= _TOLERANCE:

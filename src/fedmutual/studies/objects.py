@@ -93,7 +93,7 @@ def federate(
     resume: bool = False,
     in_place: bool = False,
     progress: bool = True,
-    observers: Sequence[Observer] = (),
+    observers: Sequence[Observer] | Observer = (),
 ) -> Run:
     """Train a federation of objects in memory, and return the run; with "split.folds" in `settings` all folds (`Run.folds`).
 
@@ -121,7 +121,7 @@ def federate(
         if in_place and len(runs) > 1:
             raise ConfigError("in_place=True: split.folds trains several networks, and yours can hold one; set split.fold")
         with _watch(progress) as watch:
-            train_runs(runs, resume, lambda name: watch(name or config.name), observers=observers)
+            train_runs(runs, resume, lambda name: watch(name or config.name), observers=_list_observers(observers))
         trained = open_object_run(folder, objects, keep)
         if in_place:
             _load_in_place(trained, sites, shared)
@@ -150,7 +150,7 @@ def compare(
     out: str | Path | None = None,
     resume: bool = False,
     progress: bool = True,
-    observers: Sequence[Observer] = (),
+    observers: Sequence[Observer] | Observer = (),
 ) -> Comparison:
     """Train several methods with several seeds on equal objects, and return the runs.
 
@@ -169,7 +169,7 @@ def compare(
         variants = [Setting(title, config, title) for title, config in configs.items()]
         runs = Study(variants, list_seeds(variants[0].config, seeds), folder).runs
         with _watch(progress) as watch:
-            train_runs(runs, resume, watch, observers=observers)
+            train_runs(runs, resume, watch, observers=_list_observers(observers))
     return Comparison({key: open_object_run(place, objects, keep) for place, (key, _) in runs.items()})
 
 
@@ -194,6 +194,14 @@ def _open_folder(out: str | Path | None) -> Iterator[tuple[Path, TemporaryDirect
     except BaseException:
         keep.cleanup()
         raise
+
+
+def _list_observers(observers: Any) -> Sequence[Observer]:
+    """Return the observers; raise ConfigError if one cannot be called."""
+    listed = [observers] if callable(observers) else [*observers]
+    for one in (one for one in listed if not callable(one)):
+        raise ConfigError(f"argument 'observers' has {type(one).__name__}; give functions of an event (fedmutual.events)")
+    return listed
 
 
 def _name_methods(methods: Sequence[Any] | Mapping[str, Any]) -> dict[str, Any]:

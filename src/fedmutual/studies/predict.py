@@ -1,19 +1,17 @@
 """Predictions for new examples: the probability of each class or label, a number, or a class of each pixel."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedmutual.calling import Inputs, find_image_shape, list_tensors
-from fedmutual.data import arrays, images, saved, table
-from fedmutual.errors import BadRows, DataError, RunError
+from fedmutual.errors import RunError
 from fedmutual.metric import KINDS, TargetKind
-from fedmutual.studies.answering_model import AnsweringModel, split_inputs
+from fedmutual.studies.answering_model import AnsweringModel
+from fedmutual.studies.example_files import read_examples
 from fedmutual.studies.trained_run import choose_model
 
 
@@ -81,7 +79,7 @@ def predict(
     answering = choose_model(Path(run_or_model), client, best, trust_code, ensemble)
     predictions = list[Prediction]()
     for file in [files] if isinstance(files, str | Path) else files:
-        for names, raw in _read_examples(Path(file), answering):
+        for names, raw in read_examples(Path(file), answering):
             answers = answering.compute_answers(answering.compute_outputs(raw, names.__getitem__))
             predictions += [_make_prediction(name, answer, answering) for name, answer in zip(names, answers, strict=True)]
     return predictions
@@ -106,37 +104,3 @@ def _make_prediction(example: str, answer: Tensor, answering: AnsweringModel) ->
 def _make_tuples(values: Any) -> Any:
     """Return lists in lists as tuples in tuples."""
     return tuple(map(_make_tuples, values)) if isinstance(values, list) else values
-
-
-def _read_examples(file: Path, answering: AnsweringModel) -> Iterator[tuple[Sequence[str], Inputs]]:
-    """Yield the examples of a file in batches: their names, and unscaled x [B, *raw_shape]."""
-    takes = answering.takes
-    called: Callable[[int], str]
-    match answering.find_reader(file, labelled=False):
-        case "table":
-            rows = table.read_rows(file, takes.columns or (), answering.data, answering.encoding)
-            x, called = rows.x.take(range(len(rows.x))), rows.where
-        case "npz":
-            called = partial("row {1} of 'x' in {0}".format, file)
-            read = arrays.read_arrays(file, missing="name another")
-            values = arrays.read_inputs(read, answering.list_arrays(read), "x", str(file))
-            x = answering.convert(values, f"{file}: array 'x'", called)
-        case "saved":
-            called = partial("row {1} of {0}".format, file)
-            x = answering.convert(saved.read_rows(file, answering.data, takes.shape, labelled=False)["x"], str(file), called)
-        case _:
-            yield [str(file)], _read_image(file, answering)
-            return
-    if not len(list_tensors(x)[0]):
-        raise DataError(f"{file}: there are no rows in it")
-    yield from split_inputs(x, called)
-
-
-def _read_image(file: Path, answering: AnsweringModel) -> Tensor:
-    """Return one image [1, C, H, W], or volume, read as the images of the run."""
-    takes, is_file = answering.takes, answering.files
-    size, channels = takes.scaling.get("size") if is_file else None, find_image_shape(takes.shape)[0]
-    x = torch.tensor(images.decode_image(file, channels, size, answering.data.max if is_file else None)[None])
-    if (most := takes.scaling["divisor"]) != 1 and x.max() > most:
-        raise BadRows(f"{file} has pixels up to {int(x.max())}, and the model learned from up to {most:g}; scale the image")
-    return x

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from fedmutual.algorithms import ALGORITHMS
@@ -149,6 +150,19 @@ def make_config(
         UserError: an argument cannot be used.
     """
     given = {k: str(v) if k == "device" else v for k, v in arguments.items() if v is not None}
+    if isinstance(lr := given.get("lr"), Schedule):
+        given["lr"] = lr.record()
+    elif callable(lr) or hasattr(lr, "get_last_lr"):
+        raise ConfigError(
+            f"argument 'lr' is {type(lr).__name__}; give a number, or a schedule over the rounds, as "
+            "{'start': 0.1, 'end': 0.0, 'shape': 'cosine'}"
+        )
+    if isinstance(optimizer := given.get("optimizer"), Optimizer):
+        kind = type(optimizer).__name__
+        raise ConfigError(
+            f"argument 'optimizer' is {kind} for one network, and each network needs its own; give the class, "
+            f"torch.optim.{kind}, or a function of the parameters and lr"
+        )
     are_objects = {k: callable(v) or (k == "task" and not isinstance(v, str)) for k, v in given.items()}
     overrides = {KEYS[k]: f"{PREFIX}{k}" if are_objects[k] else v for k, v in given.items()}
     overrides |= dict(settings or {})

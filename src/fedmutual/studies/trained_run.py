@@ -186,14 +186,20 @@ class Run:
         For several labels: one column for each label with its probability; for numbers: the predicted number; for masks: an
         array `[*sides]` in each cell, the probability of the class in each pixel.
 
-        x: an array, tensor or DataFrame `[n, *shape]` of unscaled values; columns of a DataFrame are matched by name.
+        x: an array, tensor or DataFrame `[n, *shape]` of unscaled values; columns of a DataFrame are matched by name. Or the
+            path of a file, as `fedmutual.predict` takes it.
         client: the client whose personal model answers; without it, the shared model answers.
         best: whether the model of the best round answers (records.keep_best).
 
         Raises:
             UserError: the run has no such model, or the examples do not fit it.
         """
-        return self._choose_model(client, best).predict_arrays(x)
+        answering = self._choose_model(client, best)
+        if not isinstance(x, str | Path):
+            return answering.make_table(answering.split_arrays(x))
+        from fedmutual.studies.example_files import read_examples  # imports pandas
+
+        return answering.make_table(read_examples(Path(x), answering))
 
     def score(
         self, data: Any, client: str | None = None, best: bool = False, label: "Label" = None, by: str | None = None
