@@ -74,6 +74,7 @@ SCORES = {
         Metric("recall", "recall"),
         Metric("label_auroc", "AUROC"),
         Metric("class_dice", "Dice"),
+        Metric("calibration_error", "expected calibration error", is_higher_better=False),
         Metric("calibration", "observed minus predicted share without an event"),
         Metric("output_mean_absolute_error", "mean absolute error", is_fraction=False, is_higher_better=False),
         Metric("output_r2", "R2", is_fraction=False),

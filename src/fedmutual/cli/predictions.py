@@ -104,30 +104,46 @@ def _format_json_line(prediction: "Prediction") -> str:
 def score(
     run_or_model: RunOrModel,
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A labelled CSV or npz file, or a folder of images by class.")
-    ],
+        Path | None,
+        typer.Argument(metavar="[FILE]", help="A labelled CSV or npz file, or images by class; unset, the run's test rows."),
+    ] = None,
     client: Client = None,
     best: Best = False,
     by: Annotated[
         str | None,
         typer.Option(metavar="COLUMN", help="Also score the rows of each value of this column, beside the others."),
     ] = None,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="First fit a temperature to rows that trained nothing; the run keeps it.")
+    ] = False,
+    sensitivity: Annotated[
+        float | None, typer.Option(help="Calibrate, and fit a threshold that finds this share of each class, as 0.9.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for scripts.")] = False,
     trust_code: TrustCode = False,
 ) -> None:
-    """Score a model on a labelled file: the main metric of the task with an interval, and the scores of each class.
+    """Score a model on labelled rows: the main metric of the task with an interval, the scores of each class, calibration.
 
-    Example: `fedmutual score runs/x new.csv --client 3`
+    Examples: `fedmutual score runs/x new.csv --client 3`, `fedmutual score runs/x --calibrate`
     """
+    from fedmutual.report.tables import make_calibration_tables
+    from fedmutual.report.terminal import make_sheet
+    from fedmutual.studies.calibration import calibrate as fit
     from fedmutual.studies.score import score as score_rows
     from fedmutual.studies.trained_run import choose_model
 
-    result = score_rows(choose_model(run_or_model, client, best), file, by=by)
+    if calibrate or sensitivity is not None:
+        fit(choose_model(run_or_model, client, best), sensitivity)
+    answering = choose_model(run_or_model, client, best)
+    result = score_rows(answering, file, by=by)
     if as_json:
         typer.echo(json.dumps(_describe_score(result)))
         return
     print_text(f"answered by: {result.model}", soft_wrap=True)
     out.print(_make_score_table(result))
+    if result.reliability is not None and answering.calibration is not None:
+        for table in make_calibration_tables([(result.reliability.rows, answering.calibration, result.reliability)]):
+            out.print(make_sheet(table))
     if result.groups is not None:
         out.print(_make_group_table(result, by or ""))
 
@@ -143,12 +159,14 @@ def _describe_score(score: "FileScore") -> dict[str, Any]:
     }
     interval = {} if score.metric is None else {f"{score.metric.name}_interval": score.interval and list(score.interval)}
     groups = {} if score.groups is None else {"groups": {name: one._asdict() for name, one in score.groups.items()}}
-    return {"file": score.file, "model": score.model, "training_rows": score.training_rows, **values, **interval, **groups}
+    seen = {} if score.reliability is None else {"reliability": score.reliability.model_dump(mode="json")}
+    about = {"file": score.file, "model": score.model, "training_rows": score.training_rows}
+    return {**about, **values, **interval, **groups, **seen}
 
 
 def _make_score_table(score: "FileScore") -> Table:
     """Return a table of a file's scores: the main metric with its interval, other scores, and the scores of each class."""
-    from fedmutual.metric import Metric, describe_part, describe_score
+    from fedmutual.metric import SCORES, Metric, describe_part, describe_score
     from fedmutual.results.scale import MetricScale
 
     metric = score.metric or Metric("number", "number", is_fraction=False)
@@ -158,7 +176,8 @@ def _make_score_table(score: "FileScore") -> Table:
     def add_row(title: str, value: Any, scale: MetricScale, interval: str = "") -> None:
         table.add_row(escape(title), "n/a" if value is None else f"{scale.format_value(value)}{scale.mark}", interval)
 
-    values = {name: value for name, value in _describe_score(replace(score, groups=None)).items() if name not in _NO_SCORES}
+    scores = _describe_score(replace(score, groups=None, reliability=None))
+    values = {name: value for name, value in scores.items() if name not in _NO_SCORES}
     interval = values.pop(f"{metric.name}_interval", None)
     if metric.name in values:
         scale = MetricScale(metric=metric)
@@ -168,6 +187,10 @@ def _make_score_table(score: "FileScore") -> Table:
         written, (_, of) = describe_score(name, metric), describe_part(name)
         for part, part_value in value.items() if isinstance(value, dict) else [("", value)]:
             add_row(f"{written.title} {of} {part}" if part else written.title, part_value, MetricScale(metric=written))
+    if score.reliability is not None:
+        scale = MetricScale(metric=SCORES["calibration_error"])
+        error, low, high = map(scale.format_value, score.reliability.error)
+        table.add_row(scale.metric.title, f"{error}{scale.mark}", f"{low} to {high}{scale.mark}")
     return table
 
 

@@ -89,7 +89,7 @@ def _make_section(comparison: RunComparison, verdict: Verdict, id: str, styles: 
         "clients": tables.make_client_table(comparison),
         "beyond": tables.make_other_score_table(comparison) if comparison.metric == ACCURACY else None,
         "others": tables.make_other_task_table(comparison),
-        "parts": tables.make_part_tables(comparison),
+        "parts": tables.make_part_tables(comparison) + tables.make_calibration_tables(tables.list_calibrations(comparison)),
         "curves": [*map(draw, over_time[:_CURVES])],
         "more_curves": [*map(draw, over_time[_CURVES:])],
         "costs": [*map(draw, over_bytes)],

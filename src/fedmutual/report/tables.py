@@ -1,8 +1,9 @@
 """The tables of the page: methods, nodes, scores besides accuracy, recall by class, other tasks, clients and their data."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import pandas as pd
@@ -17,7 +18,7 @@ from fedmutual.results.estimate import Estimate, Missing, Value
 from fedmutual.results.frame import RunFacts
 from fedmutual.results.gains import Gains
 from fedmutual.results.scale import PERCENT, MetricScale, format_number
-from fedmutual.rundir.schema import TRANSFER_DATA
+from fedmutual.rundir.schema import TRANSFER_DATA, Calibration, Measured, Reliability
 
 LARGE = 500  # cells of a table of holdings; of larger ones only the first is shown
 _CHOSEN = {
@@ -388,3 +389,51 @@ def _make_holdings_table(run: RunFacts, caption: str) -> PageTable:
 
 def _keep(cell: TableCell) -> TableCell:
     return cell
+
+
+def make_calibration_tables(shown: Sequence[tuple[str, Calibration | None, Reliability]]) -> list[PageTable]:
+    """Return tables of expected calibration errors, of reliability curves, and of thresholds, if there are any.
+
+    shown: the name of a model or of rows, what was fitted to the model, and what rows show of it.
+    """
+    share = PERCENT.format_value
+
+    def measured(value: Measured | None) -> str:
+        return "{} ({} to {})".format(*map(share, value)) if value else "n/a"
+
+    errors: list[tuple[object, ...]] = [
+        (name, seen.examples, measured(seen.error), share(seen.uncalibrated), f"{one.temperature:.4g}" if one else "none")
+        for name, one, seen in shown
+    ]
+    curve: list[tuple[object, ...]] = [
+        (name, share(p), share(frequency), n) for name, _, seen in shown for p, frequency, n in seen.bins
+    ]
+    decided: list[tuple[object, ...]] = [
+        (key, name, "n/a" if (p := one.thresholds[key] if one else None) is None else f"{p:.4f}", *map(measured, shares))
+        for name, one, seen in shown
+        for key, shares in seen.decisions.items()
+    ]
+    error, interval = SCORES["calibration_error"].heading, "% (95 % interval)"
+    temperature, shares = ("Without temperature, %", "Temperature"), (f"Sensitivity, {interval}", f"Specificity, {interval}")
+    heads: dict[str, tuple[str, ...]] = {
+        "Calibration, on rows that fitted nothing": ("Rows", "Examples", f"{error}, {interval}", *temperature),
+        "Reliability curve": ("Rows", "Mean probability, %", "Frequency, %", "Number"),
+        "Thresholds fitted for a sensitivity, and what they reach": ("Threshold of", "Rows", "Probability", *shares),
+    }
+    ids = ("calibration", "reliability", "thresholds")
+    return [
+        make_table(id, caption, [Column(h, numeric=h != "Rows", read=itemgetter(k)) for k, h in enumerate(titles)], rows)
+        for id, (caption, titles), rows in zip(ids, heads.items(), (errors, curve, decided), strict=True)
+        if rows
+    ]
+
+
+def list_calibrations(comparison: RunComparison) -> list[tuple[str, Calibration | None, Reliability]]:
+    """Return what the rows of each run show of its calibrated models, as `make_calibration_tables` takes it."""
+    found: list[tuple[str, Calibration | None, Reliability]] = []
+    for method in comparison.methods:
+        for seed, one in ((run.seed, one) for run in method.counted for one in run.calibrations):
+            whose = "" if one.client is None else f" of {one.client}"
+            name = f"{method.method}, seed {seed}, {SHORT[one.role]} model{whose}, round {one.round}"
+            found += [(f"{name}: {seen.rows} rows", one, seen) for seen in one.seen]
+    return found

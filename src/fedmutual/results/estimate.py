@@ -1,10 +1,12 @@
 """Means and 95 % intervals: the average behind each number, and its uncertainty."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
+import numpy as np
+import numpy.typing as npt
 from scipy.special import ndtri, stdtrit  # scipy.stats has the same functions and takes a second longer to import
 
 from fedmutual.metric import Metric
@@ -103,6 +105,26 @@ def compute_newcombe_interval(first: tuple[float, int], second: tuple[float, int
     (a, _), (b, _) = first, second
     (low, high), (other_low, other_high) = (compute_wilson_interval(*share) for share in (first, second))
     return a - b - math.hypot(a - low, other_high - b), a - b + math.hypot(high - a, b - other_low)
+
+
+RESAMPLES = 500
+
+
+def compute_bootstrap_interval(
+    compute: Callable[..., float], parts: Sequence[npt.NDArray[np.int64]], method: str = "percentile"
+) -> tuple[float, float] | None:
+    """Return the 95 % interval of a number by the bootstrap: Efron, 1979, https://doi.org/10.1214/aos/1176344552.
+
+    compute: rows of each part -> the number; NaN where it is undefined. parts: the rows that are resampled, each part by
+    itself. method: as `scipy.stats.bootstrap` takes it. None: a part has one row, or the number of a resample is undefined.
+    """
+    from scipy.stats import bootstrap  # takes a second
+
+    if min(map(len, parts)) < 2:
+        return None
+    result = bootstrap(tuple(parts), compute, vectorized=False, n_resamples=RESAMPLES, method=method, random_state=0)
+    low, high = (float(end) for end in result.confidence_interval)
+    return (low, high) if math.isfinite(low + high) else None
 
 
 def get_limit(metric: Metric) -> float:

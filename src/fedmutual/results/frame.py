@@ -22,6 +22,7 @@ from fedmutual.rundir.record_files import (
     check_record,
     is_finished,
     make_line_error,
+    read_calibrations,
     read_environment,
     read_record,
     read_records,
@@ -30,6 +31,7 @@ from fedmutual.rundir.record_files import (
 )
 from fedmutual.rundir.schema import (
     SEED,
+    Calibration,
     Environment,
     Evaluation,
     LedgerLine,
@@ -157,6 +159,11 @@ class RunFacts:
             return {key: one[0] if len({*one}) == 1 else f"{', '.join(one)} (by fold)" for key, one in values.items()}
         path = self.folder / TUNED
         return read_record(path, TunedRecord).set if path.is_file() else {}
+
+    @cached_property
+    def calibrations(self) -> tuple[Calibration, ...]:
+        """Return what `score --calibrate` fitted to models of the run. Raises RunError if calibration.json is damaged."""
+        return read_calibrations(self.folder)
 
     @property
     def metric(self) -> Metric:

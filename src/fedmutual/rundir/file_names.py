@@ -11,6 +11,7 @@ METRICS = "metrics.jsonl"  # a line per evaluation
 LEDGER = "ledger.jsonl"  # a line per round, phase and client
 CHECKPOINT = "checkpoint.json"  # names the saved round
 TUNED = "tuned.json"  # of a run of `compare --tune`
+CALIBRATION = "calibration.json"  # of `score --calibrate`
 ADAPT = "adapt.json"  # of a folder of `adapt`
 LOG = "log.txt"
 LOCK = ".lock"

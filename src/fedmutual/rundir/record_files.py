@@ -13,8 +13,8 @@ from pydantic import BaseModel, ValidationError
 from fedmutual.errors import RunError
 from fedmutual.files import FORMAT, Table, read_json, write_bytes, write_json
 from fedmutual.metric import ACCURACY, Metric
-from fedmutual.rundir.file_names import ENVIRONMENT, LEDGER, METRICS, SUMMARY
-from fedmutual.rundir.schema import Environment, Participant, Record, Summary
+from fedmutual.rundir.file_names import CALIBRATION, ENVIRONMENT, LEDGER, METRICS, SUMMARY
+from fedmutual.rundir.schema import Calibration, Calibrations, Environment, Participant, Record, Summary
 
 if TYPE_CHECKING:
     from fedmutual.calling import Shape
@@ -51,6 +51,16 @@ def read_summary(folder: Path) -> Summary | None:
         RunError: as `read_record`.
     """
     return read_record(folder / SUMMARY, Summary) if (folder / SUMMARY).exists() else None
+
+
+def read_calibrations(folder: Path) -> tuple[Calibration, ...]:
+    """Return what was fitted to models of the run in a folder, by calibration.json; nothing without the file.
+
+    Raises:
+        RunError: as `read_record`.
+    """
+    path = folder / CALIBRATION
+    return read_record(path, Calibrations).models if path.exists() else ()
 
 
 def is_finished(summary: Summary | None, rounds: int) -> bool:

@@ -416,6 +416,47 @@ class TunedRecord(Record):
     sweep: str | None = None  # the folder of the trials
 
 
+Measured = tuple[float, float, float]
+"""A share of rows, and the ends of its 95 % interval."""
+
+
+class Reliability(Record):
+    """How far probabilities are from frequencies on some rows."""
+
+    rows: str  # "test", "validation", or a file
+    examples: int
+    error: Measured  # the expected calibration error
+    uncalibrated: float  # the error without the temperature
+    bins: tuple[tuple[float, float, int], ...]  # of each bin its mean probability, its frequency, its number
+    decisions: dict[str, tuple[Measured | None, Measured | None]]  # by threshold its sensitivity and its specificity
+
+
+class Calibration(Record):
+    """What was fitted to a model's probabilities after training, and what other rows show of it."""
+
+    client: str | None  # None: a shared model, by the rows of all clients
+    role: str  # of the model, as in `ScoreRow.model`
+    round: int  # of its weights
+    fitted_on: str  # "validation" or "holdout"
+    examples: int
+    temperature: Annotated[float, Field(gt=0)]  # the divisor of outputs
+    loss: tuple[float, float]  # the cross-entropy of these rows, before and after
+    sensitivity: float | None  # that each threshold reaches on these rows; None: no thresholds were fitted
+    thresholds: dict[str, float | None] = {}  # by class or label ("3 or above"); None: these rows have no such example
+    seen: tuple[Reliability, ...] = ()
+
+    @property
+    def of(self) -> tuple[str | None, str, int]:
+        """Return what identifies the model."""
+        return self.client, self.role, self.round
+
+
+class Calibrations(Record):
+    """The content of calibration.json."""
+
+    models: tuple[Calibration, ...]
+
+
 class RunSettings(Record):
     """The keys of config.toml that a report reads by name."""
 

@@ -24,6 +24,7 @@ from fedmutual.errors import BadRows, DataError, RunError
 from fedmutual.federation.evaluation import forward_in_parts
 from fedmutual.metric import KINDS, TargetKind
 from fedmutual.rundir.record_files import Interface
+from fedmutual.rundir.schema import Calibration
 from fedmutual.scores import find_finite_answers
 from fedmutual.tasks import compute_answers
 
@@ -48,11 +49,18 @@ class AnsweringModel(NamedTuple):
     client: str | None  # the client; None: all clients
     round: int  # the weights are those after this round
     task: Task  # that the model learned
+    calibration: Calibration | None = None  # what `score --calibrate` fitted to these weights
 
     @property
     def owner(self) -> str | None:
         """The client whose model this is; None for a model of all clients."""
         return None if self.role == "global" else self.client
+
+    @property
+    def is_guaranteed(self) -> bool:
+        """Whether differential privacy covers this model; not a client's own network that trained without noise."""
+        nets = self.config.privacy.nets
+        return nets != "none" and (self.role != "personal" or nets == "both")
 
     @property
     def kind(self) -> TargetKind:
@@ -142,9 +150,14 @@ class AnsweringModel(NamedTuple):
     def compute_answers(self, outputs: Tensor) -> Tensor:
         """Return the answers for the network's outputs, of the same shape, as float64.
 
-        Probabilities of classes [B, C], of labels [B, L], of each pixel's classes [B, C, *sides], or numbers [B, outputs].
+        Probabilities of classes [B, C], of labels [B, L], of each pixel's classes [B, C, *sides], or numbers [B, outputs];
+        with a calibration those of outputs / temperature.
         """
-        return compute_answers(self.task, outputs)
+        return compute_answers(self.task, self.calibrate(outputs))
+
+    def calibrate(self, outputs: Tensor) -> Tensor:
+        """Return outputs / temperature; without a calibration the outputs."""
+        return outputs if self.calibration is None else outputs.double() / self.calibration.temperature
 
     def compute_outputs(self, raw: Inputs, where: Callable[[int], str]) -> Tensor:
         """Return the network's outputs [B, C, ...] for raw examples [B, *raw_shape].
@@ -155,7 +168,7 @@ class AnsweringModel(NamedTuple):
             BadRows: the examples do not have the model's shape, or hold NaN or infinite values.
             RunError: the outputs of an example are not finite, so that they predict nothing.
         """
-        x = self.make_scaler()(raw)
+        x = self.make_scaler()(map_inputs(torch.clone, raw))  # the scaling writes into its argument, which is the caller's
         if get_shape(x) != self.takes.shape:
             raise BadRows(_describe_misfit(where(0), raw, self.takes.shape))
         outputs = forward_in_parts(self.net, check_finite(x, range(len(list_tensors(x)[0])), where))

@@ -92,6 +92,8 @@ def _write_files(folder: Path, answering: AnsweringModel) -> list[str]:
     input: Any = {"name": _INPUT, "dtype": takes.dtype, "shape": list(shape), "columns": answering.columns}
     if isinstance(shape, Shapes):
         input = [{"name": k, "dtype": steps["inputs"][k].get("dtype") or "float32", "shape": v} for k, v in shape.items()]
+    fitted = answering.calibration
+    calibration = {} if fitted is None else fitted.model_dump(mode="json", include={"temperature", "thresholds"})
     content = {
         "format": 1,
         "model": answering.description,
@@ -104,6 +106,7 @@ def _write_files(folder: Path, answering: AnsweringModel) -> list[str]:
         "scaling": {
             k: takes.scaling[k] for k in ("divisor", "mean", "std", "size", "columns", "inputs") if k in takes.scaling
         },
+        **calibration,
     }
     write_json(folder / ABOUT, content)
     files = {name: text for name, text in _MEANING.items() if name == CARD or (folder / name).exists()}

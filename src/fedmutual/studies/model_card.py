@@ -16,12 +16,14 @@ from fedmutual.errors import format_count
 from fedmutual.in_memory import PREFIX
 from fedmutual.metric import ACCURACY
 from fedmutual.report.rendering import make_environment
+from fedmutual.report.tables import make_calibration_tables
 from fedmutual.results.estimate import compute_wilson_interval, estimate
 from fedmutual.results.frame import RunFacts, format_setting, read_run
 from fedmutual.results.scale import MetricScale
 from fedmutual.rundir.record_files import flatten_table, read_model_environment
 from fedmutual.rundir.schema import ScoreRow
 from fedmutual.studies.answering_model import AnsweringModel
+from fedmutual.studies.calibration import states_probabilities
 
 _MARKUP = re.compile(r"([\\`*_{}\[\]#|~!])")
 _NETWORK = "model.personal"
@@ -36,6 +38,7 @@ def write_model_card(answering: AnsweringModel, files: dict[str, str], left_out:
     Raises:
         RunError: a file of the run's folder is missing or damaged.
     """
+    fitted = answering.calibration
     run, config, owner = read_run(answering.folder), answering.config, answering.owner
     clients = run.partition.clients
     described = next(iter(clients)) if len(clients) == 1 else owner  # a site knows its own settings only
@@ -60,6 +63,9 @@ def write_model_card(answering: AnsweringModel, files: dict[str, str], left_out:
         examples=sum(sum(client.training) for client in trainers),
         scale=scale,
         scores=[] if scale is None else list(_list_scores(run, answering, scale)),
+        calibration=make_calibration_tables([(_ROWS[seen.rows], fitted, seen) for seen in fitted.seen] if fitted else []),
+        states_probabilities=states_probabilities(answering),
+        row_names=_ROWS,
         privacy=_describe_privacy(run, answering),
         files=files,
         left_out=left_out,
@@ -179,6 +185,6 @@ def _describe_privacy(run: RunFacts, answering: AnsweringModel) -> list[str]:
     epsilons = [s.epsilon for s in spent]
     largest = "infinite" if None in epsilons else f"{max(e for e in epsilons if e is not None):.3g}"
     sentences = [f"Epsilon {largest} at delta {guarantee.delta:g}, of each {guarantee.unit}, for all that left the clients."]
-    if answering.role == "personal" and nets != "both":
+    if not answering.is_guaranteed:
         sentences.append("The guarantee does not cover this model: its own network was trained without noise.")
     return sentences

@@ -1,7 +1,7 @@
 """Predictions for new examples: the probability of each class or label, a number, or a class of each pixel."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ class Prediction:
     mask: tuple[Any, ...] = ()
     kind: TargetKind = "classes"
     names: tuple[str, ...] = ()  # of several numbers
+    thresholds: Mapping[str, float | None] = field(default_factory=dict)  # by label: fitted by `score --sensitivity`
 
     @property
     def label(self) -> str:
@@ -50,8 +51,8 @@ class Prediction:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Of several labels those with a probability of at least 0.5, the most probable first."""
-        return tuple(name for name, probability in self.ranked if probability >= 0.5)
+        """Of several labels those that reach their threshold, 0.5 unless one was fitted, the most probable first."""
+        return tuple(name for name, probability in self.ranked if probability >= (self.thresholds.get(name) or 0.5))
 
 
 @torch.no_grad()
@@ -96,9 +97,9 @@ def _make_prediction(example: str, answer: Tensor, answering: AnsweringModel) ->
         mask = _make_tuples(chosen.tolist())
         answer = torch.bincount(chosen.flatten(), minlength=len(classes)) / chosen.numel()
     order = answer.argsort(descending=True, stable=True).tolist()
-    return Prediction(
-        example, answering.description, tuple((classes[c], float(answer[c])) for c in order), mask=mask, kind=kind
-    )
+    ranked = tuple((classes[c], float(answer[c])) for c in order)
+    thresholds = answering.calibration.thresholds if answering.calibration else {}
+    return Prediction(example, answering.description, ranked, mask=mask, kind=kind, thresholds=thresholds)
 
 
 def _make_tuples(values: Any) -> Any:

@@ -25,13 +25,20 @@ from fedmutual.data.targets import check_masks, read_targets
 from fedmutual.errors import DataError, UserError, format_count, warn_user
 from fedmutual.in_memory import PREFIX
 from fedmutual.metric import ACCURACY, KINDS, Metric
-from fedmutual.results.estimate import compute_newcombe_interval, compute_wilson_interval
-from fedmutual.rundir.file_names import PARTITION
-from fedmutual.rundir.record_files import read_record
-from fedmutual.rundir.schema import RecordedPartition
-from fedmutual.studies.answering_model import ROWS_AT_ONCE, AnsweringModel
+from fedmutual.results.estimate import compute_bootstrap_interval, compute_newcombe_interval, compute_wilson_interval
+from fedmutual.rundir.schema import Reliability
+from fedmutual.studies.answering_model import AnsweringModel
+from fedmutual.studies.calibration import (
+    SHOWING,
+    compute_outputs,
+    list_own_rows,
+    measure,
+    read_run_data,
+    score_own_rows,
+    split_rows,
+    states_probabilities,
+)
 
-RESAMPLES = 500
 Interval = tuple[float, float] | None
 
 
@@ -47,6 +54,7 @@ class FileScore:
     interval: Interval  # 95 % of the main metric over the rows; None where a resample has no such score
     training_rows: int | None  # rows of the file that the model was trained on; None: the run's data cannot be read again
     groups: Mapping[str, "GroupScore"] | None = None  # by value of a column
+    reliability: Reliability | None = None  # of the probabilities; None of a model that states none
 
 
 class GroupScore(NamedTuple):
@@ -60,14 +68,15 @@ class GroupScore(NamedTuple):
 
 
 @torch.no_grad()
-def score(answering: AnsweringModel, rows: Any, label: Label = None, by: str | None = None) -> FileScore:
+def score(answering: AnsweringModel, rows: Any = None, label: Label = None, by: str | None = None) -> FileScore:
     """Return the scores of a run's model on labelled examples.
 
-    rows: a CSV or npz file, a folder of images by class, or a form of `Site.train`. label: the columns of the targets of a
-    DataFrame; of a table in a file those of the training, if it is None. Classes are matched by
-    name, after the renaming of the run's `data.labels`; several labels and the classes of masks by position. The interval
-    is Wilson's for an accuracy, and for another main metric the percentiles of 500 bootstrap resamples of the rows. A
-    `RemarkWarning` says how many rows the model was trained on, if the run's data can be read again.
+    rows: a CSV or npz file, a folder of images by class, a form of `Site.train`, or None: the run's own test rows, without
+    any its validation rows. label: the columns of the targets of a DataFrame; of a table in a file those of the training, if
+    it is None. Classes are matched by name, after the renaming of the run's `data.labels`; several labels and the classes of
+    masks by position. The interval is Wilson's for an accuracy, and for another main metric the percentiles of 500 bootstrap
+    resamples of the rows. A `RemarkWarning` says how many rows the model was trained on, if the run's data can be read
+    again.
     by: a column (of metadata.csv, of a DataFrame; of an npz file an array) whose values are groups to be scored apart.
 
     Raises:
@@ -75,23 +84,24 @@ def score(answering: AnsweringModel, rows: Any, label: Label = None, by: str | N
             model lacks.
     """
     task, metric = answering.task, get_metric(answering.task)
-    is_file = isinstance(rows, str | Path)
-    source = _read_labelled(Path(rows), label, answering, by) if is_file else _take_labelled(rows, label, answering, by)
-    file = str(rows) if is_file else source.place
-    targets, part = _read_targets(source, answering), source.train
-    outputs = torch.cat(
-        [
-            answering.compute_outputs(part.x.take(rows), [part.where(row) for row in rows].__getitem__)
-            for rows in _split(range(len(part.x)))
-        ]
-    )
+    if rows is None:
+        file, outputs, targets, groups = _score_own(answering, by)
+        training_rows: int | None = 0
+    else:
+        is_file = isinstance(rows, str | Path)
+        source = _read_labelled(Path(rows), label, answering, by) if is_file else _take_labelled(rows, label, answering, by)
+        file, part = str(rows) if is_file else source.place, source.train
+        targets, groups = _read_targets(source, answering), part.groups
+        outputs = compute_outputs(answering, part.x, range(len(part.x)), part.where)
+        training_rows = _count_training_rows(answering, source)
+    reliability = measure(answering, outputs, targets, file) if states_probabilities(answering) else None
+    outputs = answering.calibrate(outputs)
     values = task.score(outputs, targets)
-    groups = None
-    if part.groups is not None:
+    by_group = None
+    if groups is not None:
         if metric is None:
             raise UserError(f"{file}: the task has no main metric to compare groups by; give the task the member 'metric'")
-        groups = dict(_score_groups(task, metric, outputs, targets, part.groups))
-    training_rows = _count_training_rows(answering, source)
+        by_group = dict(_score_groups(task, metric, outputs, targets, groups))
     if training_rows:
         whose = "of the clients" if answering.owner is None else f"of client {answering.owner!r}"
         warn_user(
@@ -99,7 +109,26 @@ def score(answering: AnsweringModel, rows: Any, label: Label = None, by: str | N
             f"the training data {whose}, so the score says less about new rows; score rows that the run did not train on"
         )
     interval = None if metric is None else _find_interval(task, metric, outputs, targets, [torch.arange(len(targets))])
-    return FileScore(file, answering.description, answering.names, values, metric, interval, training_rows, groups)
+    return FileScore(
+        file, answering.description, answering.names, values, metric, interval, training_rows, by_group, reliability
+    )
+
+
+def _score_own(answering: AnsweringModel, by: str | None) -> tuple[str, Tensor, Tensor, Names | None]:
+    """Return what own rows are scored, their outputs and targets, and their values of the column `by`."""
+    prepared, federation = read_run_data(answering)
+    kinds = list_own_rows(answering, federation, prepared)
+    kind = next((kind for kind in SHOWING if kind in kinds), None)
+    if kind is None:
+        raise DataError(f"{answering.folder}: the run has no test and no validation rows; name a file to score")
+    groups = None
+    if by is not None:
+        with answering.use_code():
+            table = answering.config.data.model_copy(update={"group_by": by})
+            read = data.prepare(answering.config.model_copy(update={"data": table}))
+        by_key = {key: one.table.groups for key, one in read.items()}
+        groups = np.concatenate([of[rows.index] for key, rows in kinds[kind].items() if (of := by_key[key]) is not None])
+    return f"{answering.folder}, {kind} rows", *score_own_rows(answering, kinds[kind], prepared), groups
 
 
 def _find_interval(task: Task, metric: Metric, outputs: Tensor, targets: Tensor, parts: Sequence[Tensor]) -> Interval:
@@ -132,10 +161,6 @@ def _score_groups(
         yield name, GroupScore(count, values[0], intervals[0], difference, intervals[1])
 
 
-def _split(rows: Sequence[int]) -> Iterator[Sequence[int]]:
-    return (rows[start : start + ROWS_AT_ONCE] for start in range(0, len(rows), ROWS_AT_ONCE))
-
-
 def _count_training_rows(answering: AnsweringModel, source: Source) -> int | None:
     """Return how many rows of a file equal a training row of the model; None if the run's data cannot be read again.
 
@@ -146,12 +171,8 @@ def _count_training_rows(answering: AnsweringModel, source: Source) -> int | Non
     if not {name for name in names if not str(name).startswith(PREFIX)} <= {"digits", "folder", "npz", "datasets", *TABLES}:
         return None
     try:
-        with answering.use_code():
-            data_by_client = data.prepare(config)
-            federation = data.load(config, data_by_client)
+        data_by_client, federation = read_run_data(answering)
     except UserError:
-        return None
-    if federation.partition["fingerprint"] != read_record(answering.folder / PARTITION, RecordedPartition).fingerprint:
         return None
     digests = set[int]()
     for client in federation.clients if answering.owner is None else [answering.owner]:
@@ -164,7 +185,7 @@ def _count_training_rows(answering: AnsweringModel, source: Source) -> int | Non
 
 def _digest_examples(examples: Examples, rows: Sequence[int]) -> Iterator[int]:
     """Yield the digest of each stored example, as float32 because files hold numbers in several types."""
-    for part in _split(rows):
+    for part in split_rows(rows):
         yield from digest_rows(map_inputs(Tensor.float, examples.take(part)))
 
 
@@ -190,21 +211,14 @@ def _have_learned_names(answering: AnsweringModel) -> bool:
 def _resample(task: Task, metric: Metric, outputs: Tensor, parts: Sequence[Tensor], targets: Tensor) -> Interval:
     """Return the 95 % interval of the main metric of some rows, or of the difference between two groups of rows.
 
-    By the bootstrap over the rows of each: Efron 1979, https://doi.org/10.1214/aos/1176344552. None: there is one row, or
-    the metric of a resample is undefined.
+    By the bootstrap over the rows of each. None: there is one row, or the metric of a resample is undefined.
     """
-    from scipy.stats import bootstrap  # takes a second
 
     def score_rows(*chosen: npt.NDArray[np.int64]) -> float:
         values = [task.score(outputs[rows], targets[rows])[metric.name] for rows in chosen]
         return math.nan if None in values else float(values[0] - sum(values[1:]))
 
-    if min(map(len, parts)) < 2:
-        return None
-    rows = tuple(part.numpy() for part in parts)
-    result = bootstrap(rows, score_rows, vectorized=False, n_resamples=RESAMPLES, method="percentile", random_state=0)
-    low, high = (float(end) for end in result.confidence_interval)
-    return (low, high) if math.isfinite(low + high) else None
+    return compute_bootstrap_interval(score_rows, [part.numpy() for part in parts])
 
 
 def _read_labelled(file: Path, label: Label, answering: AnsweringModel, by: str | None) -> Source:

@@ -31,6 +31,7 @@ from fedmutual.rundir.file_names import CONFIG, SUMMARY, client_folder, server_f
 from fedmutual.rundir.record_files import (
     find_participant,
     is_finished,
+    read_calibrations,
     read_interface,
     read_metric,
     read_model_environment,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from fedmutual.data.objects import Label
+    from fedmutual.rundir.schema import Calibration
     from fedmutual.studies.export import Exported
     from fedmutual.studies.score import FileScore
 
@@ -201,13 +203,28 @@ class Run:
 
         return answering.make_table(read_examples(Path(x), answering))
 
+    def calibrate(self, client: str | None = None, best: bool = False, sensitivity: float | None = None) -> "Calibration":
+        """Fit a temperature to a model's probabilities on rows that trained nothing; `predict`, `score` and `export` use it.
+
+        The rows are hold-out rows, or validation rows that are no test rows: of the client, or of all clients of a shared
+        model. sensitivity: for each class or label also a threshold that finds this share of its rows, in (0, 1]. client,
+        best: the model, as for `predict`. The result is also in the run's calibration.json.
+
+        Raises:
+            UserError: there is no such model, it states no probabilities, differential privacy covers it, or no row can fit.
+        """
+        from fedmutual.studies.calibration import calibrate  # imports pandas
+
+        return calibrate(self._choose_model(client, best), sensitivity)
+
     def score(
-        self, data: Any, client: str | None = None, best: bool = False, label: "Label" = None, by: str | None = None
+        self, data: Any = None, client: str | None = None, best: bool = False, label: "Label" = None, by: str | None = None
     ) -> "FileScore":
         """Return the scores of a model on labelled examples, with a 95 % interval of the main metric.
 
-        data: a file or folder as `fedmutual score` takes it; or a form of `Site.train`, with unscaled values. label: the
-        column of the targets of a DataFrame or of a table in a file, or a list of columns. by: a column whose values are
+        data: a file or folder as `fedmutual score` takes it; a form of `Site.train`, with unscaled values; None: the run's
+        own test rows, without any its validation rows. label: the column of the targets of a DataFrame or of a table in a
+        file, or a list of columns. by: a column whose values are
         groups, each scored apart. client, best: the model, as for `predict`. A `RemarkWarning` says how many rows the model
         was trained on, if the run's data can be read again.
 
@@ -379,6 +396,10 @@ class Run:
             config = make_client_config(config, client or next(iter(config.clients)))
         round = self.best_round(client if role == "personal" else None) if best else self.round
         when = f"its best round, {round}" if best else f"round {round}"
+        fitted = {c.client: c for c in read_calibrations(place) if (c.role, c.round) == (role, round)}
+        calibration = fitted.get(client, fitted.get(None))
+        if calibration is not None:
+            when += f", calibrated with temperature {calibration.temperature:.3g}"
         return AnsweringModel(
             place,
             self.config,
@@ -392,6 +413,7 @@ class Run:
             client=client,
             round=round,
             task=self.task(client),
+            calibration=calibration,
         )
 
     @contextmanager
