@@ -1,5 +1,5 @@
-"""Every example of the README and the docs runs, with two seeds at most: files are written, Python and commands are run,
-links lead somewhere."""
+"""Every example of the README and the docs runs, with two seeds and two rounds at most: files are written, Python and
+commands are run, links lead somewhere."""
 
 import importlib
 import inspect
@@ -31,10 +31,10 @@ PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob
 OTHERS = ("CONTRIBUTING", "CODE_OF_CONDUCT", "CHANGELOG")  # without examples
 BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.M | re.S)
 PLAIN = re.compile(r"""([\w\s./:=,@%+-]|'[^']*'|"[^"$`\\!]*")*""")  # a command in which a shell finds nothing to do
-FEWER = (  # replacements in commands: a test trains two runs where a page trains more runs of one kind
-    (r"--seeds [3-9]\b", "--seeds 2"),
-    (r"--shadows \d+", "--shadows 2"),
-)
+FEWER = {  # replacements: a test trains two runs, rounds and trials where a page trains more of one kind
+    "sh": ((r"--seeds [3-9]\b", "--seeds 2"), (r"--shadows \d+", "--shadows 2"), (r"--tune \d+", "--tune 2")),
+    "toml": ((r"^rounds = \d+$", "rounds = 2"), (r"\blocal_epochs = \d+", "local_epochs = 1")),
+}
 NEEDS_SETUP = ("pip install", "git clone")  # what is shown with a fresh machine, in the closing notes of a release
 
 
@@ -46,6 +46,8 @@ def test_the_examples_of_a_page_run(page, tmp_path, background):
         "PYTHONPATH": str(tmp_path),
     }
     for language, title, text in BLOCK.findall(page.read_text(encoding="utf-8")):
+        for pattern, fewer in FEWER.get(language, ()):
+            text = re.sub(pattern, fewer, text, flags=re.M)
         if title:
             (tmp_path / title).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / title).write_text(text.replace("port = 8002", f"port = {port}"))
@@ -55,8 +57,6 @@ def test_the_examples_of_a_page_run(page, tmp_path, background):
             (tmp_path / "example.py").write_text(text)
             execute("python example.py", tmp_path, env)
         elif language == "sh":
-            for pattern, fewer in FEWER:
-                text = re.sub(pattern, fewer, text)
             for line in text.splitlines():
                 if line.endswith("&"):
                     background(line.removesuffix("&"), tmp_path, env, port)
