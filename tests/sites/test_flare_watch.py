@@ -9,6 +9,7 @@ import time
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -28,9 +29,21 @@ from fedmutual.sites.flare.controller import TaskTransport, pause_for_changes, w
 from fedmutual.sites.flare.progress import read_connected, write_connected
 from fedmutual.sites.flare.session import ServerLost, Session, read_server_answer
 from fedmutual.sites.flare.watch import Watch, list_connected, make_lead_command
+from fedmutual.sites.monitor import describe_sites
 from wards import COMMON, contract
 
 pytestmark = pytest.mark.sites
+
+
+def test_no_site_takes_part_after_a_restart_of_the_server_until_the_job_runs(tmp_path, progress_file):
+    progress_file.begin(("north",))
+    watch = Watch()
+    watch._state = tmp_path
+    watch._stop.set()
+    watch._run(MagicMock())
+    recorded = progress.read_progress(tmp_path / "wards")
+    assert {word for _, word, _ in describe_sites(recorded, ("north",), {}, {})} == {"restarting", "lost"}
+    assert recorded["said"] == "the server started again"
 
 
 def test_an_overdue_site_is_connected_but_not_alive():

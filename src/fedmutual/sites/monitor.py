@@ -44,9 +44,9 @@ Score = tuple[int, str, str, str, Mapping[str, Any]]
 SITE_WORDS = {  # how a site stands, for the server and leads: word -> its rule; the first rule that applies
     "left": "its last message said that it leaves",
     "excluded": "the server sends it no more orders, for the reason beside it",
-    "joins later": "its first round is not reached",
+    "joins later": "its first round is not done",
     "lost": "its connection ended without notice, or it has never connected",
-    "paused": "it told the server that its process ends; or it is connected, and said that it could not do its part",
+    "paused": "it told the server that its process ends; or it is connected, and did no usable part of the last phase",
     "late": "it is connected, and its heartbeat, or its last answer in this job, is overdue",
     "restarting": "it is connected, and not in the job; the server restarts the job for it, or restarts it anyway",
     "evaluates": "it is connected, and only scores the shared model",

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,10 @@ class Watch(FLComponent):  # type: ignore[misc]
         try:  # jobs of an earlier server process, which FLARE would show as running for ever
             with engine.new_context() as fl_ctx:
                 engine.job_runner.update_unfinished_jobs(fl_ctx)
+            for file in self._state.glob(f"*/{progress.FILE}"):
+                with suppress(RunError):  # damaged: `check_federations` prints it
+                    if (read_progress(file.parent) or {}).get("outcome") == Outcome.RUNNING:
+                        change_progress(file.parent, outcome=Outcome.BROKEN, said="the server started again")
         except Exception as problem:
             self.logger.error(f"watch: {type(problem).__name__}: {problem}")
         while not self._stop.wait(_TICK):
