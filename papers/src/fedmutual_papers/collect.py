@@ -1,10 +1,11 @@
 """Read a `Result` from the folder of a finished run: its scores and work, the loss under noise, the analysis of one node."""
 
+import math
 import re
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from math import isfinite
+from math import isclose, isfinite
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -16,11 +17,16 @@ from torch import nn
 
 import fedmutual
 from fedmutual import data, numerics
-from fedmutual.config import Config
-from fedmutual.core import At, Data, Diverged
+from fedmutual.algorithms.agree import Agree, Compare
+from fedmutual.algorithms.fedh2l import Local, Mutual
+from fedmutual.algorithms.fedmd import Announce, Digest, Revisit, Transfer
+from fedmutual.algorithms.local import LocalEpochs
+from fedmutual.config import Config, is_pooled, make_algorithm
+from fedmutual.core import At, Data, Diverged, Phase
 from fedmutual.data.division import divide
 from fedmutual.errors import ConfigError
 from fedmutual.federation.evaluation import ROWS, forward_in_parts
+from fedmutual.federation.networks import POOLED
 from fedmutual.models.copying import copy_networks
 from fedmutual.results.frame import RunFacts, read_run
 from fedmutual.rundir.schema import TRANSFER_DATA
@@ -34,6 +40,10 @@ FINE = 3  # digits of a coordinate
 POINTS, DRAWN = 600, 0  # the number of points of a cloud that are kept; the seed whose cloud is drawn
 DRAWS = 5  # of noise
 _OUT_FOLDER = re.compile(r"(the shared model of ).*[/\\]runs[/\\]")
+
+
+Work = tuple[float, float]
+"""The number of gradient steps, and the number of examples in these steps; NaN: unknown."""
 
 
 def make_result(job: Job, request: RunRequest, problem: Diverged | None, together: int = 1) -> Result:
@@ -79,7 +89,7 @@ def make_result(job: Job, request: RunRequest, problem: Diverged | None, togethe
         noise_accuracy={k: round(accuracy, DIGITS) for k, (_, accuracy) in noise.items()},
         traffic=traffic | ({"seed": run.seed_bytes} if run.seed_bytes else {}),
         steps=job.config.training.local_steps or 0,
-        budget=_read_budget(run),
+        budget=_read_budget(job, run),
         closeup=close_up(finished, about.node) if about.node else None,
         transfer={name: _read_ends(of) for name, of in transfer.items()},
         projected=round(summary.projected.mean, DIGITS) if summary.projected else None,
@@ -116,10 +126,20 @@ def _read_clients(job: Job, run: RunFacts, scores: Sequence[Mapping[str, float]]
     return clients
 
 
-def _read_budget(run: RunFacts) -> dict[Any, float | None]:
-    """Return the work of a client as the ledger has it: the mean over clients."""
-    clients, totals = len(set(run.work["client"])), {name: run.totals[name] for name in ("steps", "forwards")}
-    return {name: total / clients for name, total in totals.items() if total is not None}
+def _read_budget(job: Job, run: RunFacts) -> dict[Any, float | None]:
+    """Return the work of a client as the ledger has it; with the examples if `count_budget` counts as many steps."""
+    total, passes = run.totals["steps"], run.totals["forwards"]
+    counts = {i: held.counts for i, held in run.partition.clients.items()}
+    public = {i: sum(c["public"]) for i, c in counts.items() if "public" in c}
+    counted = count_budget(job.config, {i: sum(c["private"]) for i, c in counts.items()}, public)
+    clients = len(set(run.work["client"]))
+    steps = total / clients if total is not None else counted and counted[0]
+    budget = {
+        "steps": steps,
+        "examples": counted[1] if counted and steps is not None and isclose(counted[0], steps) else None,
+        "forwards": passes / clients if passes is not None else None,
+    }
+    return {key: number for key, number in budget.items() if number is not None}
 
 
 def _describe_run(job: Job, run: RunFacts, together: int) -> dict[str, Any]:
@@ -275,3 +295,54 @@ def score_under_noise(run: Run, deviations: Sequence[float]) -> dict[str, tuple[
         return loss, accuracy
 
     return {"0": score(trained), **{f"{d:g}": score_draws(d) for d in deviations}}
+
+
+def count_budget(config: Config, private: Mapping[str, int], public: Mapping[str, int]) -> Work | None:
+    """Return the gradient steps of a client's model and the examples in these steps: the means over clients.
+
+    private, public: client id -> number of rows. A step that trains two networks, as in FML, counts once. Return None if
+    the algorithm has a phase with an unknown number of steps, such as a phase of the user's algorithm.
+    """
+    algorithm = make_algorithm(config)
+    if is_pooled(config):
+        private, public = {POOLED: sum(private.values()) + sum(public.values())}, {}
+    parts = {*algorithm.trains_on} - ({"own public"} if "public" in algorithm.trains_on else set())  # public has its own
+    taking_part = max(1, round(config.engine.participation * len(private))) / len(private) if private else 0.0
+    of_all, works = sum(public.values()), list[Any]()
+    for client, rows in private.items():
+        trained = sum({"private": rows, "own public": public.get(client, 0), "public": of_all}[part] for part in parts)
+        starts = [_count_phase_work(phase, trained, of_all, len(private), True) for phase in algorithm.start]
+        rounds = [_count_phase_work(phase, trained, of_all, len(private), False) for phase in algorithm.phases]
+        works.append(np.sum([(0, 0), *starts], 0) + np.sum(rounds, 0) * (config.rounds * taking_part))
+    steps, examples = np.mean(works, 0).tolist() if works else (math.nan, math.nan)
+    return None if math.isnan(steps) else (steps, examples)
+
+
+def _count_phase_work(phase: Phase, private: int, public: int, clients: int, start: bool) -> Work:
+    """Return the work of a client in one execution of a phase."""
+
+    def take(steps: float, batch: int, rows: int) -> Work:
+        return steps, steps * min(batch, rows)
+
+    def take_passes(epochs: int, batch: int, rows: int) -> Work:
+        leaves_one_row = rows > batch > 1 and rows % batch == 1  # a single row joins the batch before it
+        return epochs * (math.ceil(rows / batch) - leaves_one_row), epochs * rows
+
+    match phase:
+        case Mutual() if clients > 1:
+            pairs = min(math.ceil(phase.pairs * clients - 1e-9), clients // 2)
+            partners, share = (clients - 1, 1.0) if phase.peers == "all" else (1, 2 * pairs / clients)
+            return share, partners * phase.public_batch * share
+        case Transfer():
+            return take_passes(phase.transfer_epochs, phase.batch_size, public)
+        case Revisit() if start:
+            return take_passes(phase.transfer_epochs, phase.batch_size, private)
+        case Digest():
+            return phase.digest_steps, phase.digest_steps * phase.public_batch
+        case Mutual() | Agree() | Compare() | Announce():
+            return 0, 0
+        case Local() | LocalEpochs() if phase.local_steps is not None:
+            return take(phase.local_steps, phase.batch_size, private)
+        case LocalEpochs():
+            return take_passes(phase.local_epochs, phase.batch_size, private)
+    return math.nan, math.nan

@@ -96,8 +96,8 @@ class Result(_Stored):
     # Bytes of all clients together: of the rounds, and of the public examples that they gave out once, before round 1.
     traffic: dict[Literal["up", "down", "seed"], int] = {}
     steps: int = 0  # local steps of a round, where they are counted; else a round is passes over the data
-    # The work of a client's model over the run, mean over clients; a number that was not counted is missing. Results of
-    # older versions also have the examples of these steps, which nothing reads.
+    # The work of a client's model over the run, mean over clients; examples count in each step that uses them. A number that
+    # was not counted is missing; results of older versions have none of them.
     budget: dict[Literal["steps", "examples", "forwards"], float | None] = {}
     projected: Share | None = None  # the share of mutual steps whose gradient was projected
     closeup: NodeAnalysis | None = None  # of the node that the cell names

@@ -2,8 +2,8 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import product
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import combinations, product
 from typing import Any
 
 import pandas as pd
@@ -11,11 +11,14 @@ import pandas as pd
 from fedmutual.errors import format_count, join_words
 from fedmutual.report.cells import Column, PageTable, TableCell
 from fedmutual.results.estimate import Estimate
+from fedmutual.results.scale import format_percent_number
 from fedmutual_papers import measures
 from fedmutual_papers.claims import DIVERGED, NOT_RUN, Judgement
+from fedmutual_papers.collect import count_budget
 from fedmutual_papers.experiment_files import AVERAGE, PaperExperiment, normalize_node
 from fedmutual_papers.measured_cell import MeasuredCell, is_incomplete
 from fedmutual_papers.measures import ENDPOINT, End
+from fedmutual_papers.plan import make_arm_config
 from fedmutual_papers.prose import (
     capitalize,
     describe_verdict,
@@ -25,6 +28,7 @@ from fedmutual_papers.prose import (
     name_arm,
     say,
 )
+from fedmutual_papers.store import Result, ResultStore
 
 MEAN: End = "mean"
 LAST: End = "last"
@@ -39,11 +43,13 @@ TUNED_CAPTION = (
 P_VALUES = ("Detectable", "p", "p after Holm")
 STATES = ("full", "shortened", NOT_RUN)  # of printed numbers, the fullest first
 ALL = "all"
+MACHINE = ("platform", "cpus", "device", "threads", "python", "torch")  # on an equal one, equal runs have equal bits
 
 
 KEYS = ["setting", "method", "rounds"]
 HEADS = {
     "steps": "Gradient steps",
+    "examples": "Examples seen",
     "up": "Bytes sent",
     "down": "Bytes received",
     "public": "Public examples sent, bytes",
@@ -321,10 +327,61 @@ def make_printed_table(counts: pd.DataFrame) -> PageTable:
     return tabulate("printed", "", ("Experiment",), ("Printed numbers", *STATES), rows)
 
 
+def make_repeats_frame(store: ResultStore) -> pd.DataFrame:
+    """Return a row for each cell, arm and machine: "pairs" of runs, "scores", the "equal" scores, "largest" difference.
+
+    The largest difference is a fraction. Scores are those of the curves, in rounds that both runs evaluated. The two runs
+    of a pair have one configuration, seed and numerics version, and differ only in the rounds. Runs with equal rounds are
+    no pair, because they may be one run that two cells share.
+    """
+    alike: dict[tuple[str, int], dict[int, tuple[str, Result]]] = defaultdict(dict)  # by rounds
+    for cell, result in ((id, result) for id in store.cells for result in store.list_results(id) if not result.failed):
+        alike[result.fingerprint.rpartition("-")[0], result.numerics].setdefault(result.rounds, (cell, result))
+    rows = []
+    for (cell, first), (_, second) in (pair for runs in alike.values() for pair in combinations(runs.values(), 2)):
+        differences = [
+            abs(one[n] - other[n])
+            for name in first.curves.keys() & second.curves.keys()
+            for one, other in [[dict(zip(r.evaluated, r.curves[name], strict=True)) for r in (first, second)]]
+            for n in one.keys() & other.keys()
+        ]
+        machine = "the same" if all(getattr(first.made, k) == getattr(second.made, k) for k in MACHINE) else "another"
+        if differences:
+            rows.append((cell, first.arm, machine, 1, len(differences), differences.count(0.0), max(differences)))
+    frame = pd.DataFrame(rows, columns=["cell", "arm", "machine", "pairs", "scores", "equal", "largest"])
+    sums = {"pairs": "sum", "scores": "sum", "equal": "sum", "largest": "max"}
+    return frame.groupby(["cell", "arm", "machine"], sort=False).agg(sums).reset_index()
+
+
+def make_repeats_table(frame: pd.DataFrame) -> PageTable:
+    """Return the frame as a report table, with differences in points."""
+    rows = [
+        (r.cell, r.arm, r.machine, f"{r.pairs:,}", f"{r.equal:,} of {r.scores:,}", format_percent_number(r.largest, 2))
+        for r in frame.itertuples()
+    ]
+    numbers = ("Pairs of runs", "Equal scores", "Largest difference")
+    return tabulate("repeats", "", ("Cell", "Arm", "Machine"), numbers, rows)
+
+
+def find_budget(measured: MeasuredCell, arm: str, result: Result) -> Mapping[Any, float | None]:
+    """Return a run's stored budget, else "steps" and "examples" counted from its configuration and its clients' rows.
+
+    {}: as `count_budget` returns None.
+    """
+    if result.budget:
+        return result.budget
+    config = make_arm_config(measured.cell, arm, result.seed, measured.scale)
+    private = {i: client.examples for i, client in result.clients.items()}
+    public_share, private_share = config.split.public, config.split.private or 1 - config.split.public
+    public = {i: round(n * public_share / private_share) for i, n in private.items()} if public_share else {}
+    return dict(zip(("steps", "examples"), count_budget(config, private, public) or (), strict=False))
+
+
 def make_spent_frame(measured_cells: Sequence[MeasuredCell]) -> pd.DataFrame:
     """Return a row for each arm with results, for one client over a run; numbers are means over clients and seeds, or NaN.
 
-    Columns: "setting", "method", "rounds" (text), gradient "steps", and bytes: "up", "down", "public" (of public examples).
+    Columns: "setting", "method", "rounds" (text), gradient "steps", "examples" in these steps, and in bytes "up", "down" and
+    "public" (public examples).
     """
     rows = []
     for measured, arm in ((of_cell, arm) for of_cell in measured_cells for arm in of_cell.results):
@@ -332,9 +389,9 @@ def make_spent_frame(measured_cells: Sequence[MeasuredCell]) -> pd.DataFrame:
         rounds = f"{ran:,} of {planned:,}" if ran < planned else f"{planned:,}"
         place = measured.cell.title, name_arm(arm, measured.cell.shown[arm]), rounds
         for result in measured.list_finished(arm).values():
-            traffic = result.traffic and {"seed": 0, **result.traffic}
+            budget, traffic = find_budget(measured, arm, result), result.traffic and {"seed": 0, **result.traffic}
             moved = (traffic[way] / (len(result.clients) or 1) if traffic else None for way in ("up", "down", "seed"))
-            rows.append((*place, result.budget.get("steps"), *moved))
+            rows.append((*place, budget.get("steps"), budget.get("examples"), *moved))
     frame = pd.DataFrame(rows, columns=[*KEYS, *HEADS])
     return frame.groupby(KEYS, sort=False)[list(HEADS)].mean().reset_index()
 
