@@ -89,3 +89,12 @@ def test_a_network_is_trained_and_rebuilt(make: Callable[..., nn.Module], engine
 def test_an_object_with_a_hook_on_itself_is_refused_with_the_fix() -> None:
     with pytest.raises(fedmutual.UserError, match=r"a hook of its layer Linear refers to .* give a function"):
         fedmutual.federate({"a": Site(train=(X, Y))}, "fml", Hooked(2), rounds=1)
+
+
+def test_logits_with_the_classes_first_are_refused_also_of_two_classes() -> None:
+    class Transposed(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).T
+
+    with pytest.raises(fedmutual.UserError, match=r"return \[batch, classes\]"):
+        fedmutual.federate({"a": Site(train=(X, Y))}, "fml", Transposed(4, 2), rounds=1)

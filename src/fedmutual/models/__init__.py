@@ -222,6 +222,8 @@ def _check_network(
     """
     with torch.no_grad():
         _forward(net.eval(), name, examples, forms, "")
+        if forms[0] == (2,) and call_network(net, map_inputs(lambda x: torch.cat([x, x]), examples)).shape == (2, 4):
+            raise ValueError("gives outputs [classes, batch]; return [batch, classes]")
     try:
         trained = copy_networks(net, share_objects=True).train()
     except BoundHook:
