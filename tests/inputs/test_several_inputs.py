@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, StackDataset
 
+import fedmutual
 from input_kinds import PRIVACY, PUBLIC, Fusion, check_by_hand, draw_fusion, federate, federate_with_public_rows, items, seen
 
 pytestmark = pytest.mark.run
@@ -168,3 +169,5 @@ def test_series_of_different_length_are_padded_with_a_mask_that_a_network_may_ta
         one = torch.tensor(x[row])[None].float()
         more = (torch.ones(1, len(x[row]), dtype=torch.bool),) if net is Steps else ()
         assert answers.to_numpy()[row] == pytest.approx(model(one, *more).softmax(1)[0].detach().numpy(), abs=1e-5)
+    with pytest.warns(fedmutual.RemarkWarning, match="cut to the 8 steps of the training; the longest has 30"):
+        run.predict([np.ones((30, 2))])

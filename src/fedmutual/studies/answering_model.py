@@ -20,7 +20,7 @@ from fedmutual.data.scaling import find_form, parse_scaling
 from fedmutual.data.sources import FILES
 from fedmutual.data.stores import check_finite
 from fedmutual.data.text import encode_texts
-from fedmutual.errors import BadRows, DataError, RunError
+from fedmutual.errors import BadRows, DataError, RunError, warn_user
 from fedmutual.federation.evaluation import forward_in_parts
 from fedmutual.metric import KINDS, TargetKind
 from fedmutual.rundir.record_files import Interface
@@ -224,6 +224,9 @@ class AnsweringModel(NamedTuple):
         series = {k: steps for k, one in shape.items() if one[:1] == (steps,)} if isinstance(shape, Shapes) and steps else {}
         named = name_inputs(x)
         lengths = {k: n for k, n in series.items() if k in named and (named[k] is x or list_rows(named[k]))}
+        for key, length in lengths.items():
+            if (longest := max(map(len, list_rows(named[key]) or [*named[key]]), default=0)) > length:
+                warn_user(f"{name}: series are cut to the {length} steps of the training; the longest has {longest}")
         return convert_inputs(x, name, lengths)
 
     @property
