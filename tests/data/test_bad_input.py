@@ -83,7 +83,7 @@ class Malicious:
     [
         ({"x": X}, {}, "there is no array 'y'; it has 'x'"),
         ({"x": X, "y": Y, "x_test": X}, {}, "there is no array 'y_test'"),
-        ({"x": X[:, 0], "y": Y}, {}, "array 'x' has the shape [12]; of one number a row give x[:, None]: tables are"),
+        ({"x": X[:, 0], "y": Y}, {}, "array 'x' has the shape [12]; if each row is one number, give x[:, None]; tables are"),
         ({"x": X.astype(str), "y": Y}, {}, "array 'x' holds str"),
         ({"x": X[:0], "y": Y[:0]}, {}, "array 'x' has no rows"),
         ({"x": X, "y": Y, "x_test": X[:, :1], "y_test": Y}, {}, "training examples are float32 [2] and test examples"),
@@ -156,14 +156,15 @@ def test_tables(tmp_path: Path, text: str, more: dict[str, Any], words: str) -> 
     refused(words.replace("PATH", str(path)), data={"name": "csv", "root": str(path)} | more)
 
 
-@pytest.mark.parametrize(("ending", "reader"), [("xlsx", "read_excel"), ("dta", "read_stata"), ("jsonl", "read_json")])
-def test_tables_of_other_programs(tmp_path: Path, ending: str, reader: str) -> None:
+@pytest.mark.parametrize(
+    ("ending", "call"),
+    [("xlsx", "read_excel({!r})"), ("dta", "read_stata({!r})"), ("jsonl", "read_json({!r}, lines=True)")],
+)
+def test_tables_of_other_programs(tmp_path: Path, ending: str, call: str) -> None:
     path = tmp_path / f"a.{ending}"
     path.write_bytes(b"PK\x03\x04\xff")
-    words = (
-        f"is neither a CSV nor a Parquet file; save it as one: pandas.{reader}('{path}').to_csv('{path.with_suffix('.csv')}'"
-    )
-    refused(words, data={"name": "csv", "root": str(path)})
+    fix = f"pandas.{call.format(str(path))}.to_csv('{path.with_suffix('.csv')}'"
+    refused(f"is neither a CSV nor a Parquet file; save it as one: {fix}", data={"name": "csv", "root": str(path)})
 
 
 def test_a_compressed_table_with_a_missing_label_names_the_row(tmp_path: Path) -> None:

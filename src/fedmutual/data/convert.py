@@ -37,9 +37,9 @@ def find_forms(x: npt.NDArray[Any], name: str) -> tuple[Form, ...]:
     """
     _check_numbers(x, name)
     if x.ndim < 2 or 0 in x.shape[1:]:
-        fix = "; of one number a row give x[:, None]:" if x.ndim == 1 else ""
+        fix = " if each row is one number, give x[:, None];" if x.ndim == 1 else ""
         raise DataError(
-            f"{name} has the shape {list(x.shape)}{fix or ';'} tables are [examples, features], series [examples, channels, "
+            f"{name} has the shape {list(x.shape)};{fix} tables are [examples, features], series [examples, channels, "
             "time], images [examples, height, width] and volumes [examples, channels, depth, height, width], with "
             "channels before or after"
         )

@@ -25,13 +25,14 @@ SUFFIXES = (".csv", ".parquet")
 _MISSING = ["", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "null", "NULL", "None"]
 _DELIMITERS = (",", ";", "\t", "|")
 _SAMPLED_LINES = 50
-_OTHER_KINDS = {  # endings of tables of other programs -> the function of pandas that reads them
-    **dict.fromkeys((".xlsx", ".xls", ".ods"), "read_excel"),
-    **dict.fromkeys((".json", ".jsonl"), "read_json"),
-    ".feather": "read_feather",
-    ".dta": "read_stata",
-    ".sav": "read_spss",
-    ".sas7bdat": "read_sas",
+_OTHER_KINDS = {  # endings of tables of other programs -> the call of pandas that reads them
+    **dict.fromkeys((".xlsx", ".xls", ".ods"), "read_excel({!r})"),
+    ".json": "read_json({!r})",
+    ".jsonl": "read_json({!r}, lines=True)",
+    ".feather": "read_feather({!r})",
+    ".dta": "read_stata({!r})",
+    ".sav": "read_spss({!r})",
+    ".sas7bdat": "read_sas({!r})",
 }
 _WITH_COMMA = r"[+-]?(?:\d+,\d*|,\d+)(?:[eE][+-]?\d+)?"
 _WITH_POINT = r"[+-]?(?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?"
@@ -103,7 +104,8 @@ class TableFile:
         kind = "Parquet" if suffix == ".parquet" or (suffix != ".csv" and config.name == "parquet") else "CSV"
         if frame is None and suffix in _OTHER_KINDS and Path(path).is_file():
             target = str(Path(path).with_suffix(".csv"))
-            fix = f"save it as one: pandas.{_OTHER_KINDS[suffix]}({str(path)!r}).to_csv({target!r}, index=False)"
+            call = _OTHER_KINDS[suffix].format(str(path))
+            fix = f"save it as one: pandas.{call}.to_csv({target!r}, index=False)"
             raise DataError(f"{path}: is neither a CSV nor a Parquet file; {fix}")
         try:
             if frame is not None:
