@@ -398,18 +398,18 @@ def make_calibration_tables(shown: Sequence[tuple[str, Calibration | None, Relia
     """
     share = PERCENT.format_value
 
-    def measured(value: Measured | None) -> str:
+    def form_share(value: Measured | None) -> str:
         return "{} ({} to {})".format(*map(share, value)) if value else "n/a"
 
     errors: list[tuple[object, ...]] = [
-        (name, seen.examples, measured(seen.error), share(seen.uncalibrated), f"{one.temperature:.4g}" if one else "none")
+        (name, seen.examples, form_share(seen.error), share(seen.uncalibrated), f"{one.temperature:.4g}" if one else "none")
         for name, one, seen in shown
     ]
     curve: list[tuple[object, ...]] = [
         (name, share(p), share(frequency), n) for name, _, seen in shown for p, frequency, n in seen.bins
     ]
     decided: list[tuple[object, ...]] = [
-        (key, name, "n/a" if (p := one.thresholds[key] if one else None) is None else f"{p:.4f}", *map(measured, shares))
+        (key, name, "n/a" if (p := one.thresholds[key] if one else None) is None else f"{p:.4f}", *map(form_share, shares))
         for name, one, seen in shown
         for key, shares in seen.decisions.items()
     ]

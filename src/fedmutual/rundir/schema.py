@@ -446,7 +446,7 @@ class Calibration(Record):
     seen: tuple[Reliability, ...] = ()
 
     @property
-    def of(self) -> tuple[str | None, str, int]:
+    def identity(self) -> tuple[str | None, str, int]:
         """Return what identifies the model."""
         return self.client, self.role, self.round
 

@@ -106,8 +106,8 @@ def calibrate(answering: AnsweringModel, sensitivity: float | None = None) -> Ca
     fitting = next((k for k in _FITTING if k in kinds and not _overlap(kinds[k], kinds.get("test", {}))), None)
     if fitting is None:
         raise DataError(
-            f"{answering.folder}: the run has no hold-out rows, and its validation rows are test rows, which are to show "
-            "what a temperature is worth; train with split.holdout = 0.1"
+            f"{answering.folder}: the run has no hold-out rows, and its validation rows are test rows, which must show "
+            "the effect of a temperature; train with split.holdout = 0.1"
         )
     outputs, targets = score_own_rows(answering, kinds[fitting], prepared)
     temperature, loss = fit_temperature(answering.kind, outputs, targets)
@@ -132,9 +132,9 @@ def calibrate(answering: AnsweringModel, sensitivity: float | None = None) -> Ca
         fitted = fitted.model_copy(update={"thresholds": thresholds})
     calibrated = answering._replace(calibration=fitted)
     shown = [kind for kind in SHOWING if kind in kinds and not _overlap(kinds[kind], kinds[fitting])]
-    seen = [measure(calibrated, *score_own_rows(answering, kinds[kind], prepared), kind) for kind in shown]
+    seen = [measure_reliability(calibrated, *score_own_rows(answering, kinds[kind], prepared), kind) for kind in shown]
     fitted = fitted.model_copy(update={"seen": tuple(one for one in seen if one is not None)})
-    others = [c for c in read_calibrations(answering.folder) if c.of != fitted.of]
+    others = [c for c in read_calibrations(answering.folder) if c.identity != fitted.identity]
     write_record(answering.folder / CALIBRATION, Calibrations(models=(*others, fitted)))
     return fitted
 
@@ -143,13 +143,13 @@ def _check_kind(answering: AnsweringModel, sensitivity: float | None) -> None:
     """Raise ConfigError unless a temperature may be fitted to the model, and thresholds, if they are asked for."""
     if not states_probabilities(answering):
         raise ConfigError(
-            f"--calibrate: a model of the task {answering.takes.task!r} states no probability of a class or label; its "
-            "scores are all that `score` says"
+            f"{answering.folder}: a model of the task {answering.takes.task!r} states no probability of a class or "
+            "label that a temperature could change; leave out --calibrate"
         )
     if answering.is_guaranteed:
         raise ConfigError(
-            f"--calibrate: epsilon does not cover the rows that fit a temperature, and privacy.nets = "
-            f"{answering.config.privacy.nets!r} covers this model, with which the temperature leaves; leave it out"
+            f"{answering.folder}: epsilon does not cover the rows that fit a temperature, but covers this model "
+            f"(privacy.nets = {answering.config.privacy.nets!r}); leave out --calibrate"
         )
     if sensitivity is not None and (answering.kind == "masks" or not 0 < sensitivity <= 1):
         fix = "leave it out for masks, whose pixels are no independent examples"
@@ -190,10 +190,10 @@ def fit_temperature(kind: TargetKind, outputs: Tensor, targets: Tensor) -> tuple
     return 1 / inverse, (before, entropy(inverse * logits, y).item())
 
 
-def measure(answering: AnsweringModel, outputs: Tensor, targets: Tensor, rows: str) -> Reliability | None:
+def measure_reliability(answering: AnsweringModel, outputs: Tensor, targets: Tensor, rows: str) -> Reliability | None:
     """Return how far the probabilities of a model are from frequencies on some rows, and what its thresholds are worth.
 
-    outputs [N, C, ...]: of the network, without the temperature. rows: how they are called. None: no target is known.
+    outputs [N, C, ...]: of the network, without the temperature. rows: their name. None: no target is known.
     """
     before, sums = (
         _sum_bins(answering.kind, model.compute_answers(outputs), targets)

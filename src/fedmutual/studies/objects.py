@@ -101,11 +101,11 @@ def federate(
     shared: the shared network, in a form of `Site.model`. lr, optimizer, engine ("auto", "inprocess" or "stacked"), device
     and others: the keys optimizer.lr, optimizer.name, engine.name, engine.device, training.batch_size, ... of
     docs/configuration.md, as messages name them. loss: also a function of (output, target). task: also a class or an object
-    of your own. optimizer: also a function of
-    the parameters and lr, such as torch.optim.RMSprop. observers: functions that get each event of `fedmutual.events`.
-    settings: further keys, for example "split.test". out: the run's folder; None: a temporary folder that exists as long as
-    the run. in_place: load the trained personal weights into the caller's nn.Modules, and the shared model's into `shared`;
-    without it the caller's objects do not change. Each remark is a `RemarkWarning`.
+    of your own. optimizer: also a function of the parameters and lr, such as torch.optim.RMSprop. observers: one or several
+    functions that get each event of `fedmutual.events`. settings: further keys, for example "split.test". out: the run's
+    folder; None: a temporary folder that exists as long as the run. in_place: load the trained personal weights into the
+    caller's nn.Modules, and the shared model's into `shared`; without it the caller's objects do not change. Each remark is
+    a `RemarkWarning`.
 
     Raises:
         UserError: an argument cannot be used; one sentence names the argument or its key, and the fix.

@@ -32,7 +32,7 @@ from fedmutual.studies.calibration import (
     SHOWING,
     compute_outputs,
     list_own_rows,
-    measure,
+    measure_reliability,
     read_run_data,
     score_own_rows,
     split_rows,
@@ -71,12 +71,12 @@ class GroupScore(NamedTuple):
 def score(answering: AnsweringModel, rows: Any = None, label: Label = None, by: str | None = None) -> FileScore:
     """Return the scores of a run's model on labelled examples.
 
-    rows: a CSV or npz file, a folder of images by class, a form of `Site.train`, or None: the run's own test rows, without
-    any its validation rows. label: the columns of the targets of a DataFrame; of a table in a file those of the training, if
-    it is None. Classes are matched by name, after the renaming of the run's `data.labels`; several labels and the classes of
-    masks by position. The interval is Wilson's for an accuracy, and for another main metric the percentiles of 500 bootstrap
-    resamples of the rows. A `RemarkWarning` says how many rows the model was trained on, if the run's data can be read
-    again.
+    rows: a CSV or npz file, a folder of images by class, a form of `Site.train`, or None: the run's own test rows, or its
+    validation rows if it has no test rows. label: the columns of the targets of a DataFrame; of a table in a file those of
+    the training, if it is None. Classes are matched by name, after the renaming of the run's `data.labels`; several labels
+    and the classes of masks by position. The interval is Wilson's for an accuracy, and for another main metric the
+    percentiles of 500 bootstrap resamples of the rows. A `RemarkWarning` says how many rows the model was trained on, if the
+    run's data can be read again.
     by: a column (of metadata.csv, of a DataFrame; of an npz file an array) whose values are groups to be scored apart.
 
     Raises:
@@ -94,7 +94,7 @@ def score(answering: AnsweringModel, rows: Any = None, label: Label = None, by: 
         targets, groups = _read_targets(source, answering), part.groups
         outputs = compute_outputs(answering, part.x, range(len(part.x)), part.where)
         training_rows = _count_training_rows(answering, source)
-    reliability = measure(answering, outputs, targets, file) if states_probabilities(answering) else None
+    reliability = measure_reliability(answering, outputs, targets, file) if states_probabilities(answering) else None
     outputs = answering.calibrate(outputs)
     values = task.score(outputs, targets)
     by_group = None
@@ -115,7 +115,7 @@ def score(answering: AnsweringModel, rows: Any = None, label: Label = None, by: 
 
 
 def _score_own(answering: AnsweringModel, by: str | None) -> tuple[str, Tensor, Tensor, Names | None]:
-    """Return what own rows are scored, their outputs and targets, and their values of the column `by`."""
+    """Return the name of the own rows that are scored, their outputs and targets, and their values of the column `by`."""
     prepared, federation = read_run_data(answering)
     kinds = list_own_rows(answering, federation, prepared)
     kind = next((kind for kind in SHOWING if kind in kinds), None)
