@@ -153,14 +153,14 @@ def test_a_first_reply_with_a_private_row_is_wrong(kits, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("idle", "grade"), [(0.2, "ok"), (5.0, "note")])
-def test_a_proxy_that_closes_silent_connections_is_told(kits, idle, grade):
+def test_a_proxy_that_closes_silent_connections_is_reported(kits, idle, grade):
     with run_tls_server(*list_server_files(kits), patience=1) as port:
         grades, text = read_last(check_connection(move_server(kits, port), idle=idle))
     assert grades == ["ok", "ok", grade]
     assert ("after 1 s without a byte, which delays rounds; set its limit to 18 s or more" in text) == (grade == "note")
 
 
-def test_a_full_disk_another_version_and_another_clock_are_told(kits, tmp_path, monkeypatch):
+def test_a_full_disk_another_version_and_another_clock_are_reported(kits, tmp_path, monkeypatch):
     path = site(tmp_path, "north")
     mine, state = shutil.copytree(kits / "north", tmp_path / "kit"), path.parent / "state"
     about = json.loads((mine / "kit.json").read_text())

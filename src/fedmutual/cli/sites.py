@@ -385,7 +385,9 @@ def _print_leaves(runtime: "SiteRuntime") -> None:
 
 
 def _run_until_stopped(kit: "kits.Kit", state: Path, pointer: Mapping[str, Any], runs: Collection[str] = ()) -> None:
-    """Run FLARE's process of a participant until it is stopped, leaves, or its certificate ends; exit with the code of it.
+    """Run FLARE's process of a participant until it is stopped, its certificate ends, or the site has left.
+
+    The exit code states the reason.
 
     runs: the names of the federation's runs, which a site may leave.
     """

@@ -173,7 +173,8 @@ def _pair_files(place: Path, slices: bool) -> list[tuple[Path, Path]]:
     for name in sorted(images.keys() ^ masks.keys()):
         has, lacks = (images[name], MASKS) if name in images else (masks[name], IMAGES)
         raise DataError(
-            f"{has}: there is no file of this name in {place / lacks}; add it, remove this file, or give both one name"
+            f"{has}: there is no file of this name in {place / lacks}; add it, remove this file, or give the image and its "
+            "mask one name"
         )
     for name in (n for n in sorted(images) if images[n].is_dir() != masks[n].is_dir()):
         raise DataError(

@@ -17,7 +17,9 @@ from fedmutual.data.draws import Index, Names
 from fedmutual.data.examples import Part, Source, list_names
 from fedmutual.errors import ConfigError, DataError, format_count
 
-_FIXES = {"f": "give whole numbers, with .astype(int), or set training.task = 'regression' to learn numbers"}  # by kind
+_FIXES = {  # by kind of dtype
+    "f": "give whole numbers, with .astype(int), or set training.task = 'regression' to learn numbers",
+}
 _MISSING = {"", "nan", "NaN", "NaT", "<NA>"}  # the text of missing values of numpy and pandas
 
 

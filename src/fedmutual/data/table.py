@@ -86,7 +86,7 @@ def _read_files(files: Sequence[TableFile], config: DataConfig, numbers: bool) -
     for file in files:  # a test file may lack dropped columns
         dropped = [("data.drop", c) for c in config.drop or ()] if file is files[0] else []
         file.require_columns((column, f"{key} names") for key, column in (*named, *dropped))
-        lack = "data.columns names (with indicator = true and fill a table may lack it)"
+        lack = "data.columns names (a table may lack it if the column has indicator = true and fill)"
         file.require_columns((column, lack) for column in needed)
     raise_problems(files)
     plans = make_plans(config.columns, [file.frame for file in files])

@@ -258,7 +258,7 @@ def _forward(net: nn.Module, name: str, examples: Inputs, forms: tuple[tuple[int
         if output.shape in ((2,), (2, 1)) and logits == (2,):
             fix = "; two classes need two outputs, or training.task = 'multilabel' with one label"
         elif output.shape == (2,):
-            fix = "; return [batch, outputs], without a squeeze"
+            fix = "; return [batch, outputs], without .squeeze()"
         if len(logits) > 1 and output.dim() == 2:
             fix = "; a segmentation needs a network with logits of each pixel, for example 'unet'"
         elif len(logits) == 1 and output.dim() == 4:

@@ -106,10 +106,10 @@ def make_pictures(comparison: RunComparison) -> list[Picture]:
     pictures = [replace(p, curves=tuple(c for c in p.curves if c.points)) for p in pictures]
     paces = {m.method: m.runs[0].settings.local_steps for m in comparison.methods}
     pictures = [p for p in pictures if p.curves]
-    return [*_stretch_pictures(pictures, paces), *_make_byte_pictures(comparison, pictures)]
+    return [*_make_step_pictures(pictures, paces), *_make_byte_pictures(comparison, pictures)]
 
 
-def _stretch_pictures(over_rounds: list[Picture], paces: Mapping[str, int | None]) -> list[Picture]:
+def _make_step_pictures(over_rounds: list[Picture], paces: Mapping[str, int | None]) -> list[Picture]:
     """Return the pictures over local steps if all methods count them, and take different numbers of them in a round.
 
     paces: label of a method -> its local steps in a round; None: its rounds are counted in epochs.

@@ -30,7 +30,7 @@ _GAP = 2  # blanks between columns, not three: the widest intervals fit 80 chara
 class Sheet:
     """Lines below heads. If the columns are wider than the terminal, each line becomes a list.
 
-    Of many cells the list would be long: then the table is printed without intervals, if it fits so.
+    If the list would be long, and the table fits without intervals, the table is printed without them.
     """
 
     heads: Sequence[str]
@@ -110,7 +110,7 @@ def make_sheet(table: PageTable, notes: bool = False) -> Sheet:
 def make_headline_tables(compared: Sequence[RunComparison]) -> Group:
     """Return for each comparison the table of its models: the main metric after the last round, with 95 % intervals.
 
-    Columns that no line has a value in are left out if they are optional, as those of gains.
+    An optional column, for example of gains, is left out if no line has a value.
     """
     return Group(*(_make_headline_table(c, c.name if len(compared) > 1 else "") for c in compared))
 

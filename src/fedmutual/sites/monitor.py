@@ -46,7 +46,7 @@ SITE_WORDS = {  # how a site stands, for the server and leads: word -> its rule;
     "excluded": "the server sends it no more orders, for the reason beside it",
     "joins later": "its first round is not done",
     "lost": "its connection ended without notice, or it has never connected",
-    "paused": "it told the server that its process ends; or it is connected, and did no usable part of the last phase",
+    "paused": "it told the server that its process ends; or it is connected, and gave no usable answer in the last phase",
     "late": "it is connected, and its heartbeat, or its last answer in this job, is overdue",
     "restarting": "it is connected, and not in the job; the server restarts the job for it, or restarts it anyway",
     "evaluates": "it is connected, and only scores the shared model",
