@@ -241,11 +241,12 @@ def test_what_cannot_be_calibrated_is_refused_in_a_sentence(task, sets, options,
     assert not (folder / "calibration.json").exists()
 
 
-def test_own_rows_are_scored_by_a_column(in_tmp_path, cli):
+@pytest.mark.parametrize("use", ['drop = ["sex"]', 'columns = { sex = { kind = "category" }, pulse = { kind = "number" } }'])
+def test_own_rows_are_scored_by_a_column(use, in_tmp_path, cli):
     sexes = np.array([*"MF"])[np.arange(90) % 2]
     lines = [f"{k / 90:.3f},{'ill' if k > 45 else 'well'},{sex}" for k, sex in enumerate(sexes)]
     Path("d.csv").write_text("\n".join(["pulse,state,sex", *lines]))
-    data = '"csv", root = "d.csv", label = "state", drop = ["sex"]'
+    data = '"csv", root = "d.csv", label = "state", ' + use
     Path("t.toml").write_text(RUN.format(task="classification").replace('"npz", root = "d.npz"', data))
     cli.run("run", "t.toml", "--out", "t")
     scores = json.loads(cli.run("score", "t", "--by", "sex", "--json")[0])
@@ -254,3 +255,17 @@ def test_own_rows_are_scored_by_a_column(in_tmp_path, cli):
         sex: int((sexes[rows] == sex).sum()) for sex in "FM"
     }
     assert "no column 'age'" in cli.fail("score", "t", "--by", "age")
+
+
+def test_a_column_that_a_run_of_objects_did_not_keep_is_refused():
+    site = fedmutual.Site(train=(RNG.normal(size=(40, 2)).astype(np.float32), np.arange(40) % 2))
+    run = fedmutual.federate({"a": site}, "independent", "mlp", rounds=1, progress=False)
+    with pytest.raises(fedmutual.UserError, match="did not keep a column 'sex'"):
+        run.score(by="sex")
+
+
+def test_the_interval_of_the_error_holds_the_error(in_tmp_path, cli):
+    """Where all resamples have a larger error, the basic interval lies below it."""
+    model = choose_model(train("classification", cli), "0")
+    seen = calibration.measure(model, torch.tensor([[0.0, 3.0]]).repeat(20, 1), (torch.arange(20) > 0).long(), "test")
+    assert seen.error[1] <= seen.error[0] <= seen.error[2]

@@ -202,13 +202,13 @@ def measure_reliability(answering: AnsweringModel, outputs: Tensor, targets: Ten
     if not sums.any():
         return None
     interval = compute_bootstrap_interval(lambda chosen: compute_error(sums[chosen]), [np.arange(len(sums))], "basic")
-    low, high = interval or (0.0, 1.0)
+    error, (low, high) = compute_error(sums), interval or (0.0, 1.0)  # resamples lie above it, at times all of them
     thresholds = answering.calibration.thresholds if answering.calibration else {}
     decided = list_decisions(answering, outputs, targets) if thresholds else ()
     return Reliability(
         rows=rows,
         examples=len(targets),
-        error=(compute_error(sums), max(low, 0.0), min(high, 1.0)),
+        error=(error, max(low, 0.0), min(max(high, error), 1.0)),
         uncalibrated=compute_error(before),
         bins=tuple((p / n, hits / n, int(n)) for n, p, hits in sums.sum(0).tolist() if n),
         decisions={name: _judge(thresholds[name], values, truths) for name, values, truths in decided},

@@ -32,7 +32,7 @@ class Prediction:
     mask: tuple[Any, ...] = ()
     kind: TargetKind = "classes"
     names: tuple[str, ...] = ()  # of several numbers
-    thresholds: Mapping[str, float | None] = field(default_factory=dict)  # by label: fitted by `score --sensitivity`
+    thresholds: Mapping[str, float] = field(default_factory=dict)  # by label: fitted by `score --sensitivity`
 
     @property
     def label(self) -> str:
@@ -52,7 +52,7 @@ class Prediction:
     @property
     def labels(self) -> tuple[str, ...]:
         """Of several labels those that reach their threshold, 0.5 unless one was fitted, the most probable first."""
-        return tuple(name for name, probability in self.ranked if probability >= (self.thresholds.get(name) or 0.5))
+        return tuple(name for name, probability in self.ranked if probability >= self.thresholds.get(name, 0.5))
 
 
 @torch.no_grad()
@@ -98,7 +98,8 @@ def _make_prediction(example: str, answer: Tensor, answering: AnsweringModel) ->
         answer = torch.bincount(chosen.flatten(), minlength=len(classes)) / chosen.numel()
     order = answer.argsort(descending=True, stable=True).tolist()
     ranked = tuple((classes[c], float(answer[c])) for c in order)
-    thresholds = answering.calibration.thresholds if answering.calibration else {}
+    fitted = answering.calibration.thresholds if answering.calibration else {}
+    thresholds = {name: threshold for name, threshold in fitted.items() if threshold is not None}
     return Prediction(example, answering.description, ranked, mask=mask, kind=kind, thresholds=thresholds)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedmutual import data
 from fedmutual.calling import find_image_shape, map_inputs
+from fedmutual.config import make_client_config
 from fedmutual.core import Task, get_metric
 from fedmutual.data import arrays, folder, saved, table
 from fedmutual.data.check import digest_rows
@@ -30,6 +31,7 @@ from fedmutual.rundir.schema import Reliability
 from fedmutual.studies.answering_model import AnsweringModel
 from fedmutual.studies.calibration import (
     SHOWING,
+    OwnRows,
     compute_outputs,
     list_own_rows,
     measure_reliability,
@@ -121,14 +123,24 @@ def _score_own(answering: AnsweringModel, by: str | None) -> tuple[str, Tensor, 
     kind = next((kind for kind in SHOWING if kind in kinds), None)
     if kind is None:
         raise DataError(f"{answering.folder}: the run has no test and no validation rows; name a file to score")
-    groups = None
-    if by is not None:
-        with answering.use_code():
-            table = answering.config.data.model_copy(update={"group_by": by})
-            read = data.prepare(answering.config.model_copy(update={"data": table}))
-        by_key = {key: one.table.groups for key, one in read.items()}
-        groups = np.concatenate([of[rows.index] for key, rows in kinds[kind].items() if (of := by_key[key]) is not None])
+    groups = None if by is None else _read_groups(answering, by, kinds[kind])
     return f"{answering.folder}, {kind} rows", *score_own_rows(answering, kinds[kind], prepared), groups
+
+
+def _read_groups(answering: AnsweringModel, by: str, own: OwnRows) -> Names:
+    """Return the values [N] of a column in own rows; it may be a column that the model takes."""
+    groups = []
+    for client, rows in own.items():
+        config = make_client_config(answering.config, client) if client else answering.config
+        others = {key: {c: v for c, v in getattr(config.data, key).items() if c != by} for key in ("columns", "replace")}
+        changed = config.data.model_copy(update={"group_by": by, **others})
+        with answering.use_code():
+            (read,) = data.prepare(config.model_copy(update={"data": changed})).values()
+        if read.table.groups is None:
+            fix = "score a file or a DataFrame that has it"
+            raise DataError(f"{read.source.place}: the run did not keep a column {by!r}; {fix}")
+        groups.append(read.table.groups[rows.index])
+    return np.concatenate(groups)
 
 
 def _find_interval(task: Task, metric: Metric, outputs: Tensor, targets: Tensor, parts: Sequence[Tensor]) -> Interval:
