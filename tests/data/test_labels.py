@@ -122,6 +122,8 @@ def test_truth_values_have_one_name_in_arrays_and_tables(tmp_path: Path) -> None
     (tmp_path / "a.csv").write_text("a,label\n" + "".join(f"{2 * k},{k % 2 == 0}\n" for k in range(12)))
     for about in (npz(tmp_path / "a.npz", x=X, y=np.array([True, False] * 6)), {"name": "csv", "root": tmp_path / "a.csv"}):
         assert classes_of(about) == {row: ["True", "False"][row % 2] for row in range(12)}
+    counted = npz(tmp_path / "a.npz", x=X, y=np.array([True, False] * 6)) | {"classes": ["0", "1"]}
+    assert classes_of(counted) == {row: "10"[row % 2] for row in range(12)}  # beside a client with 0 and 1
 
 
 def test_names_of_ordinal_classes_need_an_order(tmp_path: Path) -> None:

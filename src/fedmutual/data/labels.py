@@ -131,7 +131,11 @@ def _list_owner_labels(source: Source, config: DataConfig) -> tuple[tuple[str, .
             present, codes = np.unique(numbers, return_inverse=True)
             names: Names = np.array([declared[i] for i in present])
         else:
-            names, codes = np.unique(part.labels.astype(str), return_inverse=True)
+            are_counted = part.labels.dtype.kind == "b" and {"0", "1"} <= {
+                *(config.classes or ())
+            }  # as others may name them
+            labels = part.labels.astype(int) if are_counted else part.labels
+            names, codes = np.unique(labels.astype(str), return_inverse=True)
         encoded.append((names, codes.astype(np.int64)))
     return declared, encoded
 
