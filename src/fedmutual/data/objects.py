@@ -127,7 +127,7 @@ def _is_dataset(rows: Any) -> bool:
         return len(rows) > 2 and split_item(rows[0])[1] is not None and (isinstance(rows[0], Mapping) or len(rows[0]) == 2)
     if isinstance(rows, Dataset | DataLoader):
         return True
-    is_other = isinstance(rows, tuple | Mapping | str | np.ndarray | Tensor) or is_frame(rows)
+    is_other = isinstance(rows, tuple | Mapping | str) or is_frame(rows) or hasattr(rows, "dtype")  # of arrays
     return not is_other and hasattr(rows, "__getitem__") and hasattr(rows, "__len__")
 
 

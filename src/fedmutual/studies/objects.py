@@ -1,6 +1,6 @@
 """Federations of objects in memory: the caller's datasets, arrays, DataFrames and networks, without a file."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -198,7 +198,7 @@ def _open_folder(out: str | Path | None) -> Iterator[tuple[Path, TemporaryDirect
 
 def _list_observers(observers: Any) -> Sequence[Observer]:
     """Return the observers; raise ConfigError if one cannot be called."""
-    listed = [observers] if callable(observers) else [*observers]
+    listed = [*observers] if isinstance(observers, Iterable) and not callable(observers) else [observers]
     for one in (one for one in listed if not callable(one)):
         raise ConfigError(f"argument 'observers' has {type(one).__name__}; give functions of an event (fedmutual.events)")
     return listed
