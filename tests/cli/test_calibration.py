@@ -267,5 +267,7 @@ def test_a_column_that_a_run_of_objects_did_not_keep_is_refused():
 def test_the_interval_of_the_error_holds_the_error(in_tmp_path, cli):
     """Where all resamples have a larger error, the basic interval lies below it."""
     model = choose_model(train("classification", cli), "0")
-    seen = calibration.measure(model, torch.tensor([[0.0, 3.0]]).repeat(20, 1), (torch.arange(20) > 0).long(), "test")
+    seen = calibration.measure_reliability(
+        model, torch.tensor([[0.0, 3.0]]).repeat(20, 1), (torch.arange(20) > 0).long(), "test"
+    )
     assert seen.error[1] <= seen.error[0] <= seen.error[2]
