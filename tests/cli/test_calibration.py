@@ -261,7 +261,7 @@ def test_a_column_that_a_run_of_objects_did_not_keep_is_refused():
     site = fedmutual.Site(train=(RNG.normal(size=(40, 2)).astype(np.float32), np.arange(40) % 2))
     run = fedmutual.federate({"a": site}, "independent", "mlp", rounds=1, progress=False)
     with pytest.raises(fedmutual.UserError, match="did not keep a column 'sex'"):
-        run.score(by="sex")
+        run.score(by="sex", client="a")
 
 
 def test_the_interval_of_the_error_holds_the_error(in_tmp_path, cli):

@@ -188,8 +188,7 @@ class Run:
         For several labels: one column for each label with its probability; for numbers: the predicted number; for masks: an
         array `[*sides]` in each cell, the probability of the class in each pixel.
 
-        x: an array, tensor or DataFrame `[n, *shape]` of unscaled values; columns of a DataFrame are matched by name. Or the
-            path of a file, as `fedmutual.predict` takes it.
+        x: an array, tensor or DataFrame `[n, *shape]` of unscaled values (columns are matched by name), or a file's path.
         client: the client whose personal model answers; without it, the shared model answers.
         best: whether the model of the best round answers (records.keep_best).
 
