@@ -52,7 +52,7 @@ def print_json(cli, *arguments):
 @pytest.fixture
 def few_resamples(monkeypatch):
     """Let `score` take fewer resamples, each of which costs 10 ms with several labels."""
-    monkeypatch.setattr("fedmutual.studies.score.RESAMPLES", 40)
+    monkeypatch.setattr("fedmutual.results.estimate.RESAMPLES", 40)
 
 
 def test_numbers(in_tmp_path, cli):
