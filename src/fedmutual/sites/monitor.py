@@ -25,14 +25,13 @@ from fedmutual.rundir.schema import Evaluation, LedgerLine
 from fedmutual.sites import journal
 from fedmutual.sites.consent import list_runs
 from fedmutual.sites.flare import progress
-from fedmutual.sites.flare.doctor import CLOCK_FILE
 from fedmutual.sites.flare.kits import FEDERATION, Kit
 from fedmutual.sites.flare.progress import Outcome, format_notes
 from fedmutual.sites.flare.session import ServerLost, Session
 from fedmutual.sites.journal import Journal
 from fedmutual.sites.ledger import Line, count_totals, read_ledger, summarise_ledger
 from fedmutual.sites.protocol import WORK, Place
-from fedmutual.sites.schema import PRIVACY_FOLDER, WORK_FOLDER
+from fedmutual.sites.schema import CLOCK_FILE, PRIVACY_FOLDER, WORK_FOLDER
 from fedmutual.sites.server_journal import LEFT, read_gone
 
 Facts = dict[str, Any]
@@ -311,7 +310,7 @@ def describe_sites(
             yield site, LEFT_WORD if gone[site] == LEFT else EXCLUDED, gone[site]
             continue
         first = recorded["joins"].get(site, 1)
-        if first > recorded["round"] + (1 if first == 1 or site in recorded["in"] else 0):
+        if first > 1 and first > recorded["round"] + (site in recorded["in"]):
             word = JOINS
         elif site not in connected:
             word = PAUSED if seen.get(site, (0.0, False))[1] else LOST

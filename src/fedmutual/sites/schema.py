@@ -26,6 +26,8 @@ from fedmutual.user_code.plugins import is_of_python
 
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 WORK_FOLDER = "flare"  # FLARE's, in a state folder, beside those of federations
+CLOCK_FILE = "clock.json"  # in it: how far the clock of the server is ahead of a site's
+MOST_AHEAD = 60.0  # seconds between two clocks from which the operator is warned
 PRIVACY_FOLDER = "privacy"  # the ledgers of the privacy budget and the secret of the noise, in a site's state folder
 SITE_KEYS = (  # only for site.toml: of a site's own data and budget
     *("data.name", "data.root", "data.test", "data.group_by", "data.label", "data.labels"),

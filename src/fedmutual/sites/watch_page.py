@@ -40,9 +40,9 @@ from fedmutual.report.rendering import load_page_template
 from fedmutual.results.comparison import SHORT
 from fedmutual.results.scale import MetricScale, format_size
 from fedmutual.rundir.text import format_duration
-from fedmutual.sites.flare.doctor import MOST_AHEAD
 from fedmutual.sites.flare.kits import SOON
 from fedmutual.sites.monitor import EXCLUDED, LATE, PRESENT, RESTARTING, SITE_WORDS, Facts, Monitor
+from fedmutual.sites.schema import MOST_AHEAD
 
 PERIOD = 10  # seconds between two looks of an open page
 _MOST_ROWS = 30  # of the messages that left a site, the newest; `fedmutual ledger` shows all

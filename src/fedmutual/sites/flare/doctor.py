@@ -30,7 +30,7 @@ from fedmutual.sites.contract import Contract, read_contract
 from fedmutual.sites.flare import kits
 from fedmutual.sites.flare.kits import Kit, check_valid
 from fedmutual.sites.modules import make_server_rule
-from fedmutual.sites.schema import WORK_FOLDER
+from fedmutual.sites.schema import CLOCK_FILE, MOST_AHEAD, WORK_FOLDER
 from fedmutual.sites.secure_sum.identity import read_certificate
 from fedmutual.sites.site_journal import ROUNDS_BACK
 from fedmutual.sites.site_settings import SiteSettings, read_site_file
@@ -43,8 +43,6 @@ UNREAD_VARIABLES = ("HTTPS_PROXY", "HTTP_PROXY", "all_proxy", "ALL_PROXY")  # ot
 _PROXY_PORT = 443  # gRPC's default
 _PATIENCE = 5.0  # seconds for each step
 _IDLE = 9.0  # seconds without a byte, which every connection has: participants send a ping after 10
-CLOCK_FILE = "clock.json"  # how far the clock of the server is ahead of a site's
-MOST_AHEAD = 60.0  # seconds between two clocks from which the operator is warned
 _TOO_EARLY = 9  # X509_V_ERR_CERT_NOT_YET_VALID of OpenSSL
 
 
@@ -290,8 +288,9 @@ def _check_tls(kit: Kit, plain: socket.socket, idle: float) -> Check:
 def _find_close(tls: ssl.SSLSocket, idle: float) -> float | None:
     """Return the seconds after which another party closes a silent connection; None if it lasts for `idle` seconds."""
     began = time.monotonic()
+    end = began + 3 * idle  # also of a server that always sends bytes
     with suppress(TimeoutError):
-        while (left := began + idle - time.monotonic()) > 0:
+        while (left := min(began + idle, end) - time.monotonic()) > 0:
             tls.settimeout(left)
             try:
                 if tls.recv(2**16):

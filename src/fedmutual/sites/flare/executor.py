@@ -21,12 +21,12 @@ from fedmutual.errors import RunError, UserError
 from fedmutual.files import FORMAT, write_json
 from fedmutual.sites.contract import accept_contract, check_rounds
 from fedmutual.sites.flare.access_control import PEER_TOPIC
-from fedmutual.sites.flare.doctor import CLOCK_FILE, MOST_AHEAD
 from fedmutual.sites.flare.progress import name_lines, print_line
 from fedmutual.sites.flare.workspace import BODY, CLOCK, read_pointer, remove_job_folder
 from fedmutual.sites.leaving import note_told
 from fedmutual.sites.modules import leave_working_folders
 from fedmutual.sites.protocol import MalformedMessage, SiteAnswer, pack_message, read_order
+from fedmutual.sites.schema import CLOCK_FILE, MOST_AHEAD
 from fedmutual.sites.site_runtime import SiteRuntime, hold_runtime
 from fedmutual.sites.site_settings import read_site_file
 from fedmutual.user_code import plugins
