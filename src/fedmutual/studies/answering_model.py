@@ -1,4 +1,4 @@
-"""The model of a run that answers, with the shapes, columns and scaling of its inputs."""
+"""The model of a run that answers, with the shapes, columns and scaling of its inputs, and the run's own rows."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -6,16 +6,21 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedmutual import data
 from fedmutual.calling import MASKS, Inputs, Shape, Shapes, format_shape, get_shape, list_tensors, map_inputs
 from fedmutual.config import Config, DataConfig
 from fedmutual.core import Task, get_target_kind
 from fedmutual.data.convert import convert_array, convert_input, list_rows, name_inputs
 from fedmutual.data.encoding import Encoding, parse_encoding
-from fedmutual.data.examples import Part, list_names
+from fedmutual.data.examples import Examples, Part, list_names
+from fedmutual.data.federation import Federation
 from fedmutual.data.objects import convert_inputs, is_frame
+from fedmutual.data.prepared import Prepared
+from fedmutual.data.rows import Rows, merge_rows
 from fedmutual.data.scaling import find_form, parse_scaling
 from fedmutual.data.sources import FILES
 from fedmutual.data.stores import check_finite
@@ -23,8 +28,9 @@ from fedmutual.data.text import encode_texts
 from fedmutual.errors import BadRows, DataError, RunError, warn_user
 from fedmutual.federation.evaluation import forward_in_parts
 from fedmutual.metric import KINDS, TargetKind
-from fedmutual.rundir.record_files import Interface
-from fedmutual.rundir.schema import Calibration
+from fedmutual.rundir.file_names import PARTITION
+from fedmutual.rundir.record_files import Interface, read_record
+from fedmutual.rundir.schema import Calibration, RecordedPartition
 from fedmutual.scores import find_finite_answers
 from fedmutual.tasks import compute_answers
 
@@ -32,6 +38,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ROWS_AT_ONCE = 512  # rows of a forward pass
+
+OwnRows = Mapping[str, Rows]
+"""The run's rows of one kind, by the key of their data in what `data.prepare` returns."""
 
 
 class AnsweringModel(NamedTuple):
@@ -181,6 +190,51 @@ class AnsweringModel(NamedTuple):
             )
         return outputs
 
+    @torch.no_grad()
+    def compute_row_outputs(self, examples: Examples, rows: Sequence[int], where: Callable[[int], str]) -> Tensor:
+        """Return the network's outputs [N, C, ...] for rows of stored examples. where: row -> its name in messages."""
+        parts = split_rows(rows)
+        return torch.cat([self.compute_outputs(examples.take(part), [*map(where, part)].__getitem__) for part in parts])
+
+    def read_run_data(self) -> tuple[Mapping[str, Prepared], Federation]:
+        """Return the data of the run, read again: as they are stored, and divided.
+
+        Raises:
+            UserError: the data cannot be read here, or differ from those of the run.
+        """
+        recorded = read_record(self.folder / PARTITION, RecordedPartition)
+        if recorded.kind == "sites" and not recorded.clients:
+            raise DataError(
+                f"{self.folder}: the rows are at the sites; a site can name its own folder of the federation: "
+                "fedmutual score STATE/NAME --client SITE"
+            )
+        with self.use_code():
+            prepared = data.prepare(self.config)
+            federation = data.load(self.config, prepared)
+        if federation.partition["fingerprint"] != recorded.fingerprint:
+            raise DataError(f"{self.folder}: the data of the run have changed; restore them, or name a file to score")
+        return prepared, federation
+
+    def list_own_rows(self, federation: Federation, prepared: Mapping[str, Prepared]) -> dict[str, OwnRows]:
+        """Return the run's rows that train nothing, by kind: those of the client, or of all clients of a shared model."""
+        kinds: dict[str, dict[str, list[Rows]]] = {}
+        for client in federation.clients if self.client is None else [self.client]:
+            shares = federation.clients[client]
+            common = federation.test if isinstance(federation.test, Rows) else None
+            held = {"holdout": shares.holdout, "validation": shares.validation, "test": shares.test or common}
+            for kind, rows in held.items():
+                if rows is not None and len(rows):
+                    kinds.setdefault(kind, {}).setdefault(client if client in prepared else "", []).append(rows)
+        return {kind: {key: merge_rows(rows) for key, rows in parts.items()} for kind, parts in kinds.items()}
+
+    def compute_own_outputs(self, rows: OwnRows, prepared: Mapping[str, Prepared]) -> tuple[Tensor, Tensor]:
+        """Return the network's outputs [N, C, ...] for own rows of the run, and their targets [N, ...]."""
+        outputs = [
+            self.compute_row_outputs(prepared[key].examples, part.index.tolist(), prepared[key].source.name_row)
+            for key, part in rows.items()
+        ]
+        return torch.cat(outputs), torch.from_numpy(np.concatenate([part.labels for part in rows.values()]))
+
     def split_arrays(self, x: Any) -> Iterator[tuple[list[str], Inputs]]:
         """Return examples in memory in batches: their names, and unscaled inputs.
 
@@ -274,12 +328,15 @@ class AnsweringModel(NamedTuple):
         return f"an npz file with the arrays {array} and 'y'{folder}"
 
 
+def split_rows(rows: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Yield the rows in parts that are computed at once."""
+    return (rows[start : start + ROWS_AT_ONCE] for start in range(0, len(rows), ROWS_AT_ONCE))
+
+
 def split_inputs(x: Inputs, where: Callable[[int], str]) -> Iterator[tuple[list[str], Inputs]]:
     """Yield batches of inputs: the names of the rows, and the rows. where: position -> the name of the row in messages."""
-    count = len(list_tensors(x)[0])
-    for start in range(0, count, ROWS_AT_ONCE):
-        rows = slice(start, min(start + ROWS_AT_ONCE, count))
-        yield [where(row) for row in range(rows.start, rows.stop)], map_inputs(itemgetter(rows), x)
+    for rows in split_rows(range(len(list_tensors(x)[0]))):
+        yield [*map(where, rows)], map_inputs(itemgetter(slice(rows[0], rows[-1] + 1)), x)
 
 
 def _describe_misfit(where: str, x: Inputs, shape: Shape) -> str:

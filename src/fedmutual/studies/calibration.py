@@ -3,7 +3,7 @@
 Rows that trained nothing and are no test rows fit temperature and thresholds; other rows show what these are worth.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,18 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedmutual import data
-from fedmutual.data.examples import Examples
-from fedmutual.data.federation import Federation
-from fedmutual.data.prepared import Prepared
-from fedmutual.data.rows import Rows, merge_rows
 from fedmutual.errors import ConfigError, DataError
 from fedmutual.metric import KINDS, TargetKind
 from fedmutual.results.estimate import compute_bootstrap_interval, compute_wilson_interval
-from fedmutual.rundir.file_names import CALIBRATION, PARTITION
-from fedmutual.rundir.record_files import read_calibrations, read_record, write_record
-from fedmutual.rundir.schema import Calibration, Calibrations, Measured, RecordedPartition, Reliability
-from fedmutual.studies.answering_model import ROWS_AT_ONCE, AnsweringModel
+from fedmutual.rundir.file_names import CALIBRATION
+from fedmutual.rundir.record_files import read_calibrations, write_record
+from fedmutual.rundir.schema import Calibration, Calibrations, Measured, Reliability
+from fedmutual.studies.answering_model import AnsweringModel, OwnRows
 
 BINS = 15  # of a reliability curve: Guo et al., On calibration of modern neural networks, 2017, arXiv 1706.04599
 SHOWING = ("test", "validation")
@@ -31,64 +26,6 @@ _FITTING = ("holdout", "validation")  # the first of these that has rows, none o
 _WIDEST = 100.0  # the largest temperature, and the inverse of the smallest
 
 Array = npt.NDArray[Any]
-OwnRows = Mapping[str, Rows]
-"""The rows of one kind, by the key of their data in what `data.prepare` returns."""
-
-
-def read_run_data(answering: AnsweringModel) -> tuple[Mapping[str, Prepared], Federation]:
-    """Return the data of the run, read again: as they are stored, and divided.
-
-    Raises:
-        UserError: the data cannot be read here, or differ from those of the run.
-    """
-    recorded = read_record(answering.folder / PARTITION, RecordedPartition)
-    if recorded.kind == "sites" and not recorded.clients:
-        raise DataError(
-            f"{answering.folder}: the rows are at the sites; a site can name its own folder of the federation: "
-            "fedmutual score STATE/NAME --client SITE"
-        )
-    with answering.use_code():
-        prepared = data.prepare(answering.config)
-        federation = data.load(answering.config, prepared)
-    if federation.partition["fingerprint"] != recorded.fingerprint:
-        raise DataError(f"{answering.folder}: the data of the run have changed; restore them, or name a file to score")
-    return prepared, federation
-
-
-def list_own_rows(answering: AnsweringModel, federation: Federation, prepared: Mapping[str, Prepared]) -> dict[str, OwnRows]:
-    """Return the rows that train nothing, by kind: those of the model's client, or of all clients of a shared model."""
-    kinds: dict[str, dict[str, list[Rows]]] = {}
-    for client in federation.clients if answering.client is None else [answering.client]:
-        shares = federation.clients[client]
-        common = federation.test if isinstance(federation.test, Rows) else None
-        held = {"holdout": shares.holdout, "validation": shares.validation, "test": shares.test or common}
-        for kind, rows in held.items():
-            if rows is not None and len(rows):
-                kinds.setdefault(kind, {}).setdefault(client if client in prepared else "", []).append(rows)
-    return {kind: {key: merge_rows(rows) for key, rows in parts.items()} for kind, parts in kinds.items()}
-
-
-def score_own_rows(answering: AnsweringModel, rows: OwnRows, prepared: Mapping[str, Prepared]) -> tuple[Tensor, Tensor]:
-    """Return the outputs [N, C, ...] of a network for own rows, and the targets [N, ...]."""
-    outputs = [
-        compute_outputs(answering, prepared[key].examples, part.index.tolist(), prepared[key].source.name_row)
-        for key, part in rows.items()
-    ]
-    return torch.cat(outputs), torch.from_numpy(np.concatenate([part.labels for part in rows.values()]))
-
-
-@torch.no_grad()
-def compute_outputs(
-    answering: AnsweringModel, examples: Examples, rows: Sequence[int], where: Callable[[int], str]
-) -> Tensor:
-    """Return the outputs [N, C, ...] of a network for rows of stored examples. where: row -> its name in messages."""
-    batches = split_rows(rows)
-    return torch.cat([answering.compute_outputs(examples.take(b), [*map(where, b)].__getitem__) for b in batches])
-
-
-def split_rows(rows: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Yield the rows in parts that are computed at once."""
-    return (rows[start : start + ROWS_AT_ONCE] for start in range(0, len(rows), ROWS_AT_ONCE))
 
 
 def calibrate(answering: AnsweringModel, sensitivity: float | None = None) -> Calibration:
@@ -101,15 +38,15 @@ def calibrate(answering: AnsweringModel, sensitivity: float | None = None) -> Ca
         UserError: the model states no probabilities, differential privacy covers it, or no row can fit.
     """
     _check_kind(answering, sensitivity)
-    prepared, federation = read_run_data(answering)
-    kinds = list_own_rows(answering, federation, prepared)
+    prepared, federation = answering.read_run_data()
+    kinds = answering.list_own_rows(federation, prepared)
     fitting = next((k for k in _FITTING if k in kinds and not _overlap(kinds[k], kinds.get("test", {}))), None)
     if fitting is None:
         raise DataError(
             f"{answering.folder}: the run has no hold-out rows, and its validation rows are test rows, which must show "
             "the effect of a temperature; train with split.holdout = 0.1"
         )
-    outputs, targets = score_own_rows(answering, kinds[fitting], prepared)
+    outputs, targets = answering.compute_own_outputs(kinds[fitting], prepared)
     temperature, loss = fit_temperature(answering.kind, outputs, targets)
     if temperature is None:
         raise DataError(
@@ -132,7 +69,7 @@ def calibrate(answering: AnsweringModel, sensitivity: float | None = None) -> Ca
         fitted = fitted.model_copy(update={"thresholds": thresholds})
     calibrated = answering._replace(calibration=fitted)
     shown = [kind for kind in SHOWING if kind in kinds and not _overlap(kinds[kind], kinds[fitting])]
-    seen = [measure_reliability(calibrated, *score_own_rows(answering, kinds[kind], prepared), kind) for kind in shown]
+    seen = [measure_reliability(calibrated, *answering.compute_own_outputs(kinds[kind], prepared), kind) for kind in shown]
     fitted = fitted.model_copy(update={"seen": tuple(one for one in seen if one is not None)})
     others = [c for c in read_calibrations(answering.folder) if c.identity != fitted.identity]
     write_record(answering.folder / CALIBRATION, Calibrations(models=(*others, fitted)))

@@ -28,18 +28,8 @@ from fedmutual.in_memory import PREFIX
 from fedmutual.metric import ACCURACY, KINDS, Metric
 from fedmutual.results.estimate import compute_bootstrap_interval, compute_newcombe_interval, compute_wilson_interval
 from fedmutual.rundir.schema import Reliability
-from fedmutual.studies.answering_model import AnsweringModel
-from fedmutual.studies.calibration import (
-    SHOWING,
-    OwnRows,
-    compute_outputs,
-    list_own_rows,
-    measure_reliability,
-    read_run_data,
-    score_own_rows,
-    split_rows,
-    states_probabilities,
-)
+from fedmutual.studies.answering_model import AnsweringModel, OwnRows, split_rows
+from fedmutual.studies.calibration import SHOWING, measure_reliability, states_probabilities
 
 Interval = tuple[float, float] | None
 
@@ -94,7 +84,7 @@ def score(answering: AnsweringModel, rows: Any = None, label: Label = None, by: 
         source = _read_labelled(Path(rows), label, answering, by) if is_file else _take_labelled(rows, label, answering, by)
         file, part = str(rows) if is_file else source.place, source.train
         targets, groups = _read_targets(source, answering), part.groups
-        outputs = compute_outputs(answering, part.x, range(len(part.x)), part.where)
+        outputs = answering.compute_row_outputs(part.x, range(len(part.x)), part.where)
         training_rows = _count_training_rows(answering, source)
     reliability = measure_reliability(answering, outputs, targets, file) if states_probabilities(answering) else None
     outputs = answering.calibrate(outputs)
@@ -118,13 +108,13 @@ def score(answering: AnsweringModel, rows: Any = None, label: Label = None, by: 
 
 def _score_own(answering: AnsweringModel, by: str | None) -> tuple[str, Tensor, Tensor, Names | None]:
     """Return the name of the own rows that are scored, their outputs and targets, and their values of the column `by`."""
-    prepared, federation = read_run_data(answering)
-    kinds = list_own_rows(answering, federation, prepared)
+    prepared, federation = answering.read_run_data()
+    kinds = answering.list_own_rows(federation, prepared)
     kind = next((kind for kind in SHOWING if kind in kinds), None)
     if kind is None:
         raise DataError(f"{answering.folder}: the run has no test and no validation rows; name a file to score")
     groups = None if by is None else _read_groups(answering, by, kinds[kind])
-    return f"{answering.folder}, {kind} rows", *score_own_rows(answering, kinds[kind], prepared), groups
+    return f"{answering.folder}, {kind} rows", *answering.compute_own_outputs(kinds[kind], prepared), groups
 
 
 def _read_groups(answering: AnsweringModel, by: str, own: OwnRows) -> Names:
@@ -183,7 +173,7 @@ def _count_training_rows(answering: AnsweringModel, source: Source) -> int | Non
     if not {name for name in names if not str(name).startswith(PREFIX)} <= {"digits", "folder", "npz", "datasets", *TABLES}:
         return None
     try:
-        data_by_client, federation = read_run_data(answering)
+        data_by_client, federation = answering.read_run_data()
     except UserError:
         return None
     digests = set[int]()
