@@ -277,7 +277,7 @@ def make_client_table(comparison: RunComparison) -> PageTable:
     for run in (r for m in comparison.methods for r in m.counted):
         runs.setdefault(run.seed, run)
     clients = [(runs[seed], client) for seed in sorted(runs) for client in runs[seed].partition.clients]
-    own, shared = _list_networks(comparison)
+    nets, shared = _list_networks(comparison)
     majorities = {seed: run.get_rows(run.reached) for seed, run in runs.items()}
 
     def read_majority(who: tuple[RunFacts, str]) -> float | Missing:
@@ -294,7 +294,7 @@ def make_client_table(comparison: RunComparison) -> PageTable:
             read=lambda who: sum(who[0].partition.clients[who[1]].training),
             form=lambda n: TableCell(f"{n:,}"),
         ),
-        Column("Own network", numeric=False, keys=("network",), read=lambda who: own.get((who[0].seed, who[1]), shared)),
+        Column("Own network", numeric=False, keys=("network",), read=lambda who: nets.get((who[0].seed, who[1]), shared)),
         Column(
             f"{SCORES['majority'].heading}, %" if metric == ACCURACY else "",
             keys=("majority",),
@@ -341,10 +341,10 @@ def _list_client_results(comparison: RunComparison, line: Line) -> dict[tuple[in
 
 def _list_networks(comparison: RunComparison) -> tuple[dict[tuple[int, str], str], str]:
     """Return (seed, client) -> its own network, and the shared one: those of the first method, local-only training last."""
-    methods = [m for is_last in (True, False) for m in comparison.methods[::-1] if m.is_local_only == is_last]
-    models = [(run.seed, run.environment.models) for m in methods for run in m.runs]
-    own = {(seed, i): network.name for seed, of_run in models for i, network in of_run.personal.items()}
-    return own, next((of_run.shared.name for _, of_run in reversed(models) if of_run.shared), "")
+    methods = sorted(comparison.methods, key=lambda m: m.is_local_only)
+    models = [(run.seed, run.environment.models) for m in reversed(methods) for run in m.runs]
+    networks = {(seed, i): network.name for seed, of_run in models for i, network in of_run.personal.items()}
+    return networks, next((of_run.shared.name for _, of_run in reversed(models) if of_run.shared), "")
 
 
 def make_holdings_tables(comparison: RunComparison) -> list[PageTable]:
@@ -391,7 +391,7 @@ def _keep(cell: TableCell) -> TableCell:
     return cell
 
 
-def make_calibration_tables(shown: Sequence[tuple[str, Calibration | None, Reliability]]) -> list[PageTable]:
+def make_calibration_tables(shown: Sequence[tuple[str, Calibration, Reliability]]) -> list[PageTable]:
     """Return tables of expected calibration errors, of reliability curves, and of thresholds, if there are any.
 
     shown: the name of a model or of rows, what was fitted to the model, and what rows show of it.
@@ -401,39 +401,38 @@ def make_calibration_tables(shown: Sequence[tuple[str, Calibration | None, Relia
     def form_share(value: Measured | None) -> str:
         return "{} ({} to {})".format(*map(share, value)) if value else "n/a"
 
-    errors: list[tuple[object, ...]] = [
-        (name, seen.examples, form_share(seen.error), share(seen.uncalibrated), f"{one.temperature:.4g}" if one else "none")
-        for name, one, seen in shown
+    errors = [
+        (name, seen.examples, form_share(seen.error), share(seen.uncalibrated), f"{fitted.temperature:.4g}")
+        for name, fitted, seen in shown
     ]
-    curve: list[tuple[object, ...]] = [
-        (name, share(p), share(frequency), n) for name, _, seen in shown for p, frequency, n in seen.bins
-    ]
-    decided: list[tuple[object, ...]] = [
-        (key, name, "n/a" if (p := one.thresholds[key] if one else None) is None else f"{p:.4f}", *map(form_share, shares))
-        for name, one, seen in shown
+    curve = [(name, share(p), share(frequency), n) for name, _, seen in shown for p, frequency, n in seen.bins]
+    decided = [
+        (key, name, "n/a" if (p := fitted.thresholds[key]) is None else f"{p:.4f}", *map(form_share, shares))
+        for name, fitted, seen in shown
         for key, shares in seen.decisions.items()
     ]
     error, interval = SCORES["calibration_error"].heading, "% (95 % interval)"
-    temperature, shares = ("Without temperature, %", "Temperature"), (f"Sensitivity, {interval}", f"Specificity, {interval}")
-    heads: dict[str, tuple[str, ...]] = {
-        "Calibration, on rows that fitted nothing": ("Rows", "Examples", f"{error}, {interval}", *temperature),
-        "Reliability curve": ("Rows", "Mean probability, %", "Frequency, %", "Number"),
-        "Thresholds fitted for a sensitivity, and what they reach": ("Threshold of", "Rows", "Probability", *shares),
-    }
-    ids = ("calibration", "reliability", "thresholds")
+    of_error = ("Rows", "Examples", f"{error}, {interval}", "Without temperature, %", "Temperature")
+    of_curve = ("Rows", "Mean probability, %", "Frequency, %", "Number")
+    of_decided = ("Threshold of", "Rows", "Probability", f"Sensitivity, {interval}", f"Specificity, {interval}")
+    tables: list[tuple[str, str, tuple[str, ...], Sequence[tuple[object, ...]]]] = [
+        ("calibration", "Calibration error and temperature", of_error, errors),
+        ("reliability", "Reliability curve", of_curve, curve),
+        ("thresholds", "Thresholds fitted for a sensitivity, and what they reach", of_decided, decided),
+    ]
     return [
-        make_table(id, caption, [Column(h, numeric=h != "Rows", read=itemgetter(k)) for k, h in enumerate(titles)], rows)
-        for id, (caption, titles), rows in zip(ids, heads.items(), (errors, curve, decided), strict=True)
+        make_table(id, caption, [Column(h, numeric=h != "Rows", read=itemgetter(k)) for k, h in enumerate(heads)], rows)
+        for id, caption, heads, rows in tables
         if rows
     ]
 
 
-def list_calibrations(comparison: RunComparison) -> list[tuple[str, Calibration | None, Reliability]]:
+def list_calibrations(comparison: RunComparison) -> list[tuple[str, Calibration, Reliability]]:
     """Return what the rows of each run show of its calibrated models, as `make_calibration_tables` takes it."""
-    found: list[tuple[str, Calibration | None, Reliability]] = []
+    lines: list[tuple[str, Calibration, Reliability]] = []
     for method in comparison.methods:
-        for seed, one in ((run.seed, one) for run in method.counted for one in run.calibrations):
-            whose = "" if one.client is None else f" of {one.client}"
-            name = f"{method.method}, seed {seed}, {SHORT[one.role]} model{whose}, round {one.round}"
-            found += [(f"{name}: {seen.rows} rows", one, seen) for seen in one.seen]
-    return found
+        for seed, fitted in ((run.seed, fitted) for run in method.counted for fitted in run.calibrations):
+            whose = "" if fitted.client is None else f" of {fitted.client}"
+            name = f"{method.method}, seed {seed}, {SHORT[fitted.role]} model{whose}, round {fitted.round}"
+            lines += [(f"{name}: {seen.rows} rows", fitted, seen) for seen in fitted.seen]
+    return lines

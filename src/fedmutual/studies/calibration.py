@@ -21,7 +21,6 @@ from fedmutual.rundir.schema import Calibration, Calibrations, Measured, Reliabi
 from fedmutual.studies.answering_model import AnsweringModel, OwnRows
 
 BINS = 15  # of a reliability curve: Guo et al., On calibration of modern neural networks, 2017, arXiv 1706.04599
-SHOWING = ("test", "validation")
 _FITTING = ("holdout", "validation")  # the first of these that has rows, none of which is a test row, fits
 _WIDEST = 100.0  # the largest temperature, and the inverse of the smallest
 
@@ -40,7 +39,7 @@ def calibrate(answering: AnsweringModel, sensitivity: float | None = None) -> Ca
     _check_kind(answering, sensitivity)
     prepared, federation = answering.read_run_data()
     kinds = answering.list_own_rows(federation, prepared)
-    fitting = next((k for k in _FITTING if k in kinds and not _overlap(kinds[k], kinds.get("test", {}))), None)
+    fitting = next((k for k in _FITTING if k in kinds and not _overlap(kinds[k], kinds["test"])), None)
     if fitting is None:
         raise DataError(
             f"{answering.folder}: the run has no hold-out rows, and its validation rows are test rows, which must show "
@@ -68,7 +67,7 @@ def calibrate(answering: AnsweringModel, sensitivity: float | None = None) -> Ca
         thresholds = {name: _find_threshold(values, truths, sensitivity) for name, values, truths in decided}
         fitted = fitted.model_copy(update={"thresholds": thresholds})
     calibrated = answering._replace(calibration=fitted)
-    shown = [kind for kind in SHOWING if kind in kinds and not _overlap(kinds[kind], kinds[fitting])]
+    shown = [kind for kind in ("test", "validation") if kind in kinds and kind != fitting]
     seen = [measure_reliability(calibrated, *answering.compute_own_outputs(kinds[kind], prepared), kind) for kind in shown]
     fitted = fitted.model_copy(update={"seen": tuple(one for one in seen if one is not None)})
     others = [c for c in read_calibrations(answering.folder) if c.identity != fitted.identity]

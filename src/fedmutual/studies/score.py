@@ -29,7 +29,7 @@ from fedmutual.metric import ACCURACY, KINDS, Metric
 from fedmutual.results.estimate import compute_bootstrap_interval, compute_newcombe_interval, compute_wilson_interval
 from fedmutual.rundir.schema import Reliability
 from fedmutual.studies.answering_model import AnsweringModel, OwnRows, split_rows
-from fedmutual.studies.calibration import SHOWING, measure_reliability, states_probabilities
+from fedmutual.studies.calibration import measure_reliability, states_probabilities
 
 Interval = tuple[float, float] | None
 
@@ -63,12 +63,11 @@ class GroupScore(NamedTuple):
 def score(answering: AnsweringModel, rows: Any = None, label: Label = None, by: str | None = None) -> FileScore:
     """Return the scores of a run's model on labelled examples.
 
-    rows: a CSV or npz file, a folder of images by class, a form of `Site.train`, or None: the run's own test rows, or its
-    validation rows if it has no test rows. label: the columns of the targets of a DataFrame; of a table in a file those of
-    the training, if it is None. Classes are matched by name, after the renaming of the run's `data.labels`; several labels
-    and the classes of masks by position. The interval is Wilson's for an accuracy, and for another main metric the
-    percentiles of 500 bootstrap resamples of the rows. A `RemarkWarning` says how many rows the model was trained on, if the
-    run's data can be read again.
+    rows: a CSV or npz file, a folder of images by class, a form of `Site.train`, or None: the run's own test rows. label:
+    the columns of the targets of a DataFrame; of a table in a file those of the training, if it is None. Classes are matched
+    by name, after the renaming of the run's `data.labels`; several labels and the classes of masks by position. The interval
+    is Wilson's for an accuracy, and for another main metric the percentiles of 500 bootstrap resamples of the rows. A
+    `RemarkWarning` says how many rows the model was trained on, if the run's data can be read again.
     by: a column (of metadata.csv, of a DataFrame; of an npz file an array) whose values are groups to be scored apart.
 
     Raises:
@@ -107,20 +106,17 @@ def score(answering: AnsweringModel, rows: Any = None, label: Label = None, by: 
 
 
 def _score_own(answering: AnsweringModel, by: str | None) -> tuple[str, Tensor, Tensor, Names | None]:
-    """Return the name of the own rows that are scored, their outputs and targets, and their values of the column `by`."""
+    """Return the name of the run's own test rows, their outputs and targets, and their values of the column `by`."""
     prepared, federation = answering.read_run_data()
-    kinds = answering.list_own_rows(federation, prepared)
-    kind = next((kind for kind in SHOWING if kind in kinds), None)
-    if kind is None:
-        raise DataError(f"{answering.folder}: the run has no test and no validation rows; name a file to score")
-    groups = None if by is None else _read_groups(answering, by, kinds[kind])
-    return f"{answering.folder}, {kind} rows", *answering.compute_own_outputs(kinds[kind], prepared), groups
+    test_rows = answering.list_own_rows(federation, prepared)["test"]  # every run has some
+    groups = None if by is None else _read_groups(answering, by, test_rows)
+    return f"{answering.folder}, test rows", *answering.compute_own_outputs(test_rows, prepared), groups
 
 
-def _read_groups(answering: AnsweringModel, by: str, own: OwnRows) -> Names:
+def _read_groups(answering: AnsweringModel, by: str, own_rows: OwnRows) -> Names:
     """Return the values [N] of a column in own rows; it may be a column that the model takes."""
     groups = []
-    for client, rows in own.items():
+    for client, rows in own_rows.items():
         config = make_client_config(answering.config, client) if client else answering.config
         others = {key: {c: v for c, v in getattr(config.data, key).items() if c != by} for key in ("columns", "replace")}
         changed = config.data.model_copy(update={"group_by": by, **others})

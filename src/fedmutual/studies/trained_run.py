@@ -222,10 +222,9 @@ class Run:
         """Return the scores of a model on labelled examples, with a 95 % interval of the main metric.
 
         data: a file or folder as `fedmutual score` takes it; a form of `Site.train`, with unscaled values; None: the run's
-        own test rows, or its validation rows if it has no test rows. label: the column of the targets of a DataFrame or of a
-        table in a file, or a list of columns. by: a column whose values are groups, each scored apart. client, best: the
-        model, as for `predict`. A `RemarkWarning` says how many rows the model was trained on, if the run's data can be read
-        again.
+        own test rows. label: the column of the targets of a DataFrame or of a table in a file, or a list of columns. by: a
+        column whose values are groups, each scored apart. client, best: the model, as for `predict`. A `RemarkWarning` says
+        how many rows the model was trained on, if the run's data can be read again.
 
         Raises:
             UserError: there is no such model, an output of it is not finite, or the examples do not fit it.
