@@ -162,8 +162,8 @@ def test_a_shared_model_is_calibrated_by_the_rows_of_all_and_for_one_client(smal
     cli.run("run", small, "--out", "avg", *(word for text in sets for word in ("--set", text)))
     common = fedmutual.Run("avg").calibrate()
     assert common.examples == sum(fedmutual.Run("avg").calibrate(client).examples for client in "012")
-    own = {c.client: c.temperature for c in read_calibrations(Path("avg"))}
-    assert {client: choose_model(Path("avg"), client).calibration.temperature for client in (None, *"012")} == own
+    temperatures = {c.client: c.temperature for c in read_calibrations(Path("avg"))}
+    assert {client: choose_model(Path("avg"), client).calibration.temperature for client in (None, *"012")} == temperatures
 
 
 RUN = """

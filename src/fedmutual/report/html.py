@@ -64,7 +64,7 @@ def _make_section(comparison: RunComparison, verdict: Verdict, id: str, styles: 
     """Return the content of the page about one comparison, by the names that the template gives it."""
     scale, domains = comparison.scale, comparison.domains
     pictures = make_pictures(comparison)
-    over_time, over_bytes = ([p for p in pictures if (p.unit == BYTES) == is_over] for is_over in (False, True))
+    over_time, over_bytes = [p for p in pictures if p.unit != BYTES], [p for p in pictures if p.unit == BYTES]
     by_domain = [tables.make_node_headline(comparison), *tables.make_node_tables(comparison)] if domains else []
     headline = tables.make_client_headline(comparison)
     over = format_count(max(len(m.counted) for m in comparison.methods), "seed")

@@ -37,7 +37,7 @@ Styles = dict[str, str]
 
 
 def draw_curves(picture: Picture, prefix: str, styles: Styles) -> str:
-    """Return curves over rounds as SVG: a line a method, labelled at its end, with the range over seeds as a band."""
+    """Return curves as SVG: a line a method, labelled at its end, with the range over seeds as a band."""
     right = measure_label_room(c.label for c in picture.curves)
     bottom, top = 38, 8
     height = max(HEIGHT, LINE * (len(picture.curves) + 1) + bottom + top)  # the labels fit beside the axes
@@ -47,9 +47,7 @@ def draw_curves(picture: Picture, prefix: str, styles: Styles) -> str:
         shown = thin_out(curve.points, DRAWN)
         x, y = [p.round for p in shown], [scale * p.mean for p in shown]
         tone = make_colour(f"s{curve.slot}")
-        if (
-            len(curve.values.columns) > 1 and picture.percent
-        ):  # losses are drawn without: there are many, and they are no result
+        if len(curve.values.columns) > 1 and picture.percent:  # losses have no band: there are many, and they are no result
             low, high = ([scale * v for v in values] for values in ([p.low for p in shown], [p.high for p in shown]))
             axes.fill_between(x, low, high, color=tone, alpha=0.13, linewidth=0, clip_on=False)
         # curves that lie on each other: the first is the widest, the gaps of the later ones show those below
@@ -72,8 +70,7 @@ def draw_curves(picture: Picture, prefix: str, styles: Styles) -> str:
     else:
         axes.yaxis.set_major_locator(MaxNLocator(6))
     draw_end_labels(axes, [(c.label, c.slot, scale * c.points[-1].mean) for c in picture.curves])
-    over = picture.unit.removesuffix("s") + "s"
-    label = f"{picture.title}, over {over}; the numbers are in the table below"
+    label = f"{picture.title}, by {picture.unit}; the numbers are in the table below"
     return make_inline_svg(figure, prefix, label, styles, _draw_columns(axes, picture))
 
 

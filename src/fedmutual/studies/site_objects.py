@@ -149,29 +149,29 @@ def make_config(
     Raises:
         UserError: an argument cannot be used.
     """
-    given = {k: str(v) if k == "device" else v for k, v in arguments.items() if v is not None}
-    if isinstance(lr := given.get("lr"), Schedule):
-        given["lr"] = lr.record()
+    values = {k: str(v) if k == "device" else v for k, v in arguments.items() if v is not None}
+    if isinstance(lr := values.get("lr"), Schedule):
+        values["lr"] = lr.record()
     elif callable(lr) or hasattr(lr, "get_last_lr"):
         raise ConfigError(
             f"argument 'lr' is {type(lr).__name__}; give a number, or a schedule over the rounds, as "
             "{'start': 0.1, 'end': 0.0, 'shape': 'cosine'}"
         )
-    if isinstance(optimizer := given.get("optimizer"), Optimizer):
+    if isinstance(optimizer := values.get("optimizer"), Optimizer):
         kind = type(optimizer).__name__
         raise ConfigError(
             f"argument 'optimizer' is {kind} for one network, and each network needs its own; give the class, "
             f"torch.optim.{kind}, or a function of the parameters and lr"
         )
-    are_objects = {k: callable(v) or (k == "task" and not isinstance(v, str)) for k, v in given.items()}
-    overrides = {KEYS[k]: f"{PREFIX}{k}" if are_objects[k] else v for k, v in given.items()}
+    objects = {k for k, v in values.items() if callable(v) or (k == "task" and not isinstance(v, str))}
+    overrides = {KEYS[k]: f"{PREFIX}{k}" if k in objects else v for k, v in values.items()}
     overrides |= dict(settings or {})
     if shared is not None:
         overrides["model.shared"] = _name_model(shared, "shared")
     if (engine := arguments.get("engine")) not in (None, *ENGINES):
         raise ConfigError(f"argument 'engine': {engine!r} cannot hold objects of this process; use {', '.join(ENGINES)}")
     if engine in (None, "auto"):
-        on_gpu = arguments.get("device") in (None, "auto", "cuda") and torch.cuda.is_available()
+        on_gpu = values.get("device") in (None, "auto", "cuda") and torch.cuda.is_available()
         overrides["engine.name"] = "stacked" if on_gpu else "inprocess"
     algorithm, training = _describe_method(method)
     config = parse_config({"algorithm": algorithm, "clients": dict(sites)}, "federate", {**training, **overrides})

@@ -394,8 +394,8 @@ class Run:
             config = make_client_config(config, client or next(iter(config.clients)))
         round = self.best_round(client if role == "personal" else None) if best else self.round
         when = f"its best round, {round}" if best else f"round {round}"
-        fitted = {c.client: c for c in read_calibrations(place) if (c.role, c.round) == (role, round)}
-        calibration = fitted.get(client, fitted.get(None))
+        calibrations = {c.identity: c for c in read_calibrations(place)}
+        calibration = calibrations.get((client, role, round), calibrations.get((None, role, round)))
         if calibration is not None:
             when += f", calibrated with temperature {calibration.temperature:.3g}"
         return AnsweringModel(
