@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,7 +26,7 @@ Best = Annotated[
 
 _NEXT = 3  # further classes in the table
 _MOST_COLUMNS = 8  # of numbers; more share one column
-_NO_SCORES = ("file", "model", "training_rows", "examples")
+_NO_SCORES = ("file", "model", "training_rows", "examples", "groups", "reliability")
 _PADDING = (0, 1, 0, 0)
 
 
@@ -176,8 +175,7 @@ def _make_score_table(score: "FileScore") -> Table:
     def add_row(title: str, value: Any, scale: MetricScale, interval: str = "") -> None:
         table.add_row(escape(title), "n/a" if value is None else f"{scale.format_value(value)}{scale.mark}", interval)
 
-    scores = _describe_score(replace(score, groups=None, reliability=None))
-    values = {name: value for name, value in scores.items() if name not in _NO_SCORES}
+    values = {name: value for name, value in _describe_score(score).items() if name not in _NO_SCORES}
     interval = values.pop(f"{metric.name}_interval", None)
     if metric.name in values:
         scale = MetricScale(metric=metric)
@@ -189,8 +187,8 @@ def _make_score_table(score: "FileScore") -> Table:
             add_row(f"{written.title} {of} {part}" if part else written.title, part_value, MetricScale(metric=written))
     if score.reliability is not None:
         scale = MetricScale(metric=SCORES["calibration_error"])
-        error, low, high = map(scale.format_value, score.reliability.error)
-        table.add_row(scale.metric.title, f"{error}{scale.mark}", f"{low} to {high}{scale.mark}")
+        error, *bounds = score.reliability.error
+        add_row(scale.metric.title, error, scale, " to ".join(map(scale.format_value, bounds)) + scale.mark)
     return table
 
 

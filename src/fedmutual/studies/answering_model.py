@@ -77,6 +77,11 @@ class AnsweringModel(NamedTuple):
         return get_target_kind(self.task)
 
     @property
+    def states_probabilities(self) -> bool:
+        """Whether the answers are probabilities of classes or labels that a temperature can change."""
+        return KINDS[self.kind].is_named and not hasattr(self.task, "answer")
+
+    @property
     def output(self) -> tuple[str, str]:
         """The name of the answers in exported programs, and what an answer is, for users."""
         rule = KINDS[self.kind]
@@ -162,9 +167,9 @@ class AnsweringModel(NamedTuple):
         Probabilities of classes [B, C], of labels [B, L], of each pixel's classes [B, C, *sides], or numbers [B, outputs];
         with a calibration those of outputs / temperature.
         """
-        return compute_answers(self.task, self.calibrate(outputs))
+        return compute_answers(self.task, self.apply_temperature(outputs))
 
-    def calibrate(self, outputs: Tensor) -> Tensor:
+    def apply_temperature(self, outputs: Tensor) -> Tensor:
         """Return outputs / temperature; without a calibration the outputs."""
         return outputs if self.calibration is None else outputs.double() / self.calibration.temperature
 

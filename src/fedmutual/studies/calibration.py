@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedmutual.errors import ConfigError, DataError
-from fedmutual.metric import KINDS, TargetKind
+from fedmutual.metric import TargetKind
 from fedmutual.results.estimate import compute_bootstrap_interval, compute_wilson_interval
 from fedmutual.rundir.file_names import CALIBRATION
 from fedmutual.rundir.record_files import read_calibrations, write_record
@@ -77,7 +77,7 @@ def calibrate(answering: AnsweringModel, sensitivity: float | None = None) -> Ca
 
 def _check_kind(answering: AnsweringModel, sensitivity: float | None) -> None:
     """Raise ConfigError unless a temperature may be fitted to the model, and thresholds, if they are asked for."""
-    if not states_probabilities(answering):
+    if not answering.states_probabilities:
         raise ConfigError(
             f"{answering.folder}: a model of the task {answering.takes.task!r} states no probability of a class or "
             "label that a temperature could change; leave out --calibrate"
@@ -91,11 +91,6 @@ def _check_kind(answering: AnsweringModel, sensitivity: float | None) -> None:
         fix = "leave it out for masks, whose pixels are no independent examples"
         fix = fix if answering.kind == "masks" else "give a share of the rows of a class, above 0 and at most 1"
         raise ConfigError(f"--sensitivity {sensitivity:g}: {fix}")
-
-
-def states_probabilities(answering: AnsweringModel) -> bool:
-    """Return whether the answers of a model are probabilities of classes or labels that a temperature can change."""
-    return KINDS[answering.kind].is_named and not hasattr(answering.task, "answer")
 
 
 def _overlap(first: OwnRows, second: OwnRows) -> bool:

@@ -23,7 +23,6 @@ from fedmutual.results.scale import MetricScale
 from fedmutual.rundir.record_files import flatten_table, read_model_environment
 from fedmutual.rundir.schema import ScoreRow
 from fedmutual.studies.answering_model import AnsweringModel
-from fedmutual.studies.calibration import states_probabilities
 
 _MARKUP = re.compile(r"([\\`*_{}\[\]#|~!])")
 _NETWORK = "model.personal"
@@ -64,7 +63,6 @@ def write_model_card(answering: AnsweringModel, files: dict[str, str], left_out:
         scale=scale,
         scores=[] if scale is None else list(_list_scores(run, answering, scale)),
         calibration=make_calibration_tables([(_ROWS[seen.rows], fitted, seen) for seen in fitted.seen] if fitted else []),
-        states_probabilities=states_probabilities(answering),
         row_names=_ROWS,
         privacy=_describe_privacy(run, answering),
         files=files,

@@ -29,7 +29,7 @@ from fedmutual.metric import ACCURACY, KINDS, Metric
 from fedmutual.results.estimate import compute_bootstrap_interval, compute_newcombe_interval, compute_wilson_interval
 from fedmutual.rundir.schema import Reliability
 from fedmutual.studies.answering_model import AnsweringModel, OwnRows, split_rows
-from fedmutual.studies.calibration import measure_reliability, states_probabilities
+from fedmutual.studies.calibration import measure_reliability
 
 Interval = tuple[float, float] | None
 
@@ -85,8 +85,8 @@ def score(answering: AnsweringModel, rows: Any = None, label: Label = None, by: 
         targets, groups = _read_targets(source, answering), part.groups
         outputs = answering.compute_row_outputs(part.x, range(len(part.x)), part.where)
         training_rows = _count_training_rows(answering, source)
-    reliability = measure_reliability(answering, outputs, targets, file) if states_probabilities(answering) else None
-    outputs = answering.calibrate(outputs)
+    reliability = measure_reliability(answering, outputs, targets, file) if answering.states_probabilities else None
+    outputs = answering.apply_temperature(outputs)
     values = task.score(outputs, targets)
     by_group = None
     if groups is not None:
