@@ -341,6 +341,8 @@ def encode(table: pd.DataFrame) -> pd.DataFrame:
         (DAYS[:, None] - DAYS[0], "x / numpy.timedelta64(1, 'D')", lambda x: x / np.timedelta64(1, "D")),
         (X + 1j, "numpy.real(x) and numpy.imag(x)", lambda x: np.concatenate([np.real(x), np.imag(x)], 1)),
         (np.ma.masked_equal(X, 3), "x.filled(NUMBER)", lambda x: x.filled(0)),
+        ([np.ma.masked_equal(one.numpy(), 1) for one in RAGGED], "x.filled(NUMBER)", lambda x: [one.filled(0) for one in x]),
+        ([np.ones((2 + row, 3 + row)) for row in range(12)], "give rows of one shape", lambda x: [one[:2, :3] for one in x]),
         (TABLE.assign(c=pd.Categorical(["u", "v"] * 6)), "of 'c' give each category a column", encode),
         (
             TABLE.assign(c=["u", "v"] * 6, when=DAYS),
@@ -364,12 +366,16 @@ def test_objects_that_are_no_numbers_are_refused_with_a_fix_that_works(
         assert problem is None or (words in str(problem.value) and "\n" not in str(problem.value))
 
 
-@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
-def test_nested_tensors_are_series(layout: torch.layout) -> None:
-    nested, listed = (
-        make_memory_source((x, Y), None, None, "a").train.x for x in (nested_tensor(RAGGED, layout=layout), RAGGED)
-    )
-    assert nested.digest() == listed.digest()
+@pytest.mark.parametrize(
+    "rows",
+    [
+        *(nested_tensor(RAGGED, layout=layout, requires_grad=True) for layout in (torch.strided, torch.jagged)),
+        [one.bfloat16() for one in RAGGED],
+    ],
+)
+def test_nested_and_other_tensors_are_series(rows: Any) -> None:
+    tensors, listed = (make_memory_source((x, Y), None, None, "a").train.x for x in (rows, RAGGED))
+    assert tensors.digest() == listed.digest()
 
 
 def test_a_mapped_file_is_read_without_a_warning_and_without_a_copy(tmp_path: Path) -> None:

@@ -171,3 +171,6 @@ def test_series_of_different_length_are_padded_with_a_mask_that_a_network_may_ta
         assert answers.to_numpy()[row] == pytest.approx(model(one, *more).softmax(1)[0].detach().numpy(), abs=1e-5)
     with pytest.warns(fedmutual.RemarkWarning, match="cut to the 8 steps of the training; the longest has 30"):
         run.predict([np.ones((30, 2))])
+    for other in ([], np.ones(3), pd.DataFrame(np.ones((3, 8))), ["a", "b"], None):
+        with pytest.raises(fedmutual.UserError, match="the model takes the inputs 'x', 'mask'"):
+            run.predict(other)

@@ -22,6 +22,7 @@ IDS: Form = "ids"
 Where = Callable[[int], str]
 """The name of a row in messages: "a.png", "row 7 of b.csv"."""
 
+BY_NAME = "give several inputs by name, as a dictionary: {'image': ..., 'table': ...}"
 _CHANNELS = (1, 3, 4)  # gray, RGB, RGBA
 _LARGEST_EXACT = 2**24  # float32 holds every whole number up to this one
 _LARGEST_FRACTION = 2.0**53  # from this number on, every float64 is a whole number
@@ -192,29 +193,29 @@ def pad_inputs(inputs: Mapping[str, Any], lengths: Mapping[str, int]) -> dict[st
     return padded
 
 
-BY_NAME = "give several inputs by name, as a dictionary: {'image': ..., 'table': ...}"
-
-
 def name_inputs(x: Any) -> Mapping[str, Any]:
     """Return the inputs by name; of one input the name is "x"."""
-    return x if isinstance(x, Mapping) else {"x": x}
+    return {str(name): one for name, one in x.items()} if isinstance(x, Mapping) else {"x": x}
 
 
-def list_rows(x: Any) -> list[npt.NDArray[Any]]:
+def list_rows(x: Any) -> list[Any]:
     """Return the rows of inputs that may be series of different length; [] of an array, or if a row is no array.
 
     x: a list, a nested tensor, or an array or a Series of pandas of Python objects.
     """
+
+    def is_array(row: Any) -> bool:
+        array = row if isinstance(row, Tensor) else np.asarray(row)
+        return array.ndim > 0 and array.dtype != object
+
     x = x.to_numpy() if hasattr(x, "to_numpy") and hasattr(x, "dtype") else x
-    if isinstance(x, Tensor) and x.is_nested:
-        x = x.unbind()
+    x = x.unbind() if isinstance(x, Tensor) and x.is_nested else x
     if not isinstance(x, tuple | list) and not (isinstance(x, np.ndarray) and x.dtype == object):
         return []
     try:
-        rows = [np.asarray(one) for one in x]
+        return [*x] if all(map(is_array, x)) else []
     except (TypeError, ValueError, RuntimeError):
         return []
-    return rows if all(row.ndim and row.dtype != object for row in rows) else []
 
 
 def are_series(values: Sequence[Any]) -> bool:

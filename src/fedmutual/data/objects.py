@@ -103,8 +103,8 @@ def make_factory_source(returned: Any, config: DataConfig, place: str) -> Source
         raise ConfigError(f"key 'data.name': {place!r} returned {about}, and {_WANTED} is expected")
     names = _read_attribute(items[0], "classes")
     parts = []
-    found = [*map(_find_item_lengths, items)]
-    lengths = {name: config.length or max(one.get(name, 0) for one in found) for name in dict.fromkeys(chain(*found))}
+    longest = [*map(_find_item_lengths, items)]
+    lengths = {name: config.length or max(one.get(name, 0) for one in longest) for name in dict.fromkeys(chain(*longest))}
     for dataset, name in zip(items, (place, f"{place}'s test set"), strict=False):
         part = _make_part(dataset, config, name, lengths)
         parts.append(part)
@@ -321,7 +321,7 @@ def _find_lengths(config: DataConfig, *values: Any) -> dict[str, int]:
     """
     named = [*map(name_inputs, values)]
     series = {name: [row for x in named for row in list_rows(x.get(name))] for name in (named[0] if named else ())}
-    return {str(k): config.length or max(map(len, rows)) for k, rows in series.items() if are_series(rows)}
+    return {name: config.length or max(map(len, rows)) for name, rows in series.items() if are_series(rows)}
 
 
 def convert_inputs(x: Any, place: str, lengths: Mapping[str, int]) -> Inputs:
@@ -337,11 +337,11 @@ def convert_inputs(x: Any, place: str, lengths: Mapping[str, int]) -> Inputs:
     inputs = dict[str, Any]()
     for name, one in name_inputs(x).items():
         about = f"{place}: input {name!r}" if isinstance(x, Mapping) else place
-        rows = (list_rows(one) or [*one]) if name in lengths else []
+        rows = list_rows(one) if name in lengths else []
         values: Any = [convert_features(row, about) for row in rows] or convert_features(one, about)
         if isinstance(values, np.ndarray) and values.dtype.kind == "O" and all(isinstance(v, str) for v in values.flat):
             values = values.astype(str)  # text of pandas
-        inputs[str(name)] = values
+        inputs[name] = values
     return pad_inputs(inputs, lengths) if isinstance(x, Mapping) or lengths else inputs["x"]
 
 
@@ -372,8 +372,8 @@ def convert_features(features: Any, place: str) -> npt.NDArray[Any]:
 
         check_numbers(features, place)
         features = features.to_numpy(np.float64)
-    if not isinstance(features, tuple | list) and (series := list_rows(features)):
-        features = series
+    if rows := list_rows(features):
+        features = [convert_features(row, place) for row in rows]
     if np.ma.is_masked(features):
         fix = "fill them in with x.filled(NUMBER), or drop the rows"
         raise DataError(f"{place}: a masked array has masked values, which are missing; {fix}")
@@ -389,7 +389,7 @@ def convert_features(features: Any, place: str) -> npt.NDArray[Any]:
         return values
     except (TypeError, ValueError) as problem:
         several = isinstance(features, tuple | list) and any(np.ndim(one) > 1 for one in features)
-        fix = f"; {BY_NAME}" if several else ""
+        fix = f"; give rows of one shape, or {BY_NAME}" if several else ""
         raise DataError(f"{place}: {type(features).__name__} is no array ({str(problem).splitlines()[0]}){fix}") from None
 
 

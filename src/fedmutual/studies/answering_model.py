@@ -279,14 +279,15 @@ class AnsweringModel(NamedTuple):
         Raises:
             DataError: as `objects.convert_features`.
         """
-        shape, steps = self.takes.shape, self.steps
-        series = {k: steps for k, one in shape.items() if one[:1] == (steps,)} if isinstance(shape, Shapes) and steps else {}
-        named = name_inputs(x)
-        lengths = {k: n for k, n in series.items() if k in named and (named[k] is x or list_rows(named[k]))}
-        for key, length in lengths.items():
-            if (longest := max(map(len, list_rows(named[key]) or [*named[key]]), default=0)) > length:
-                warn_user(f"{name}: series are cut to the {length} steps of the training; the longest has {longest}")
-        return convert_inputs(x, name, lengths)
+        shape, steps = self.takes.shape, self.steps or 0
+        if steps and isinstance(x, np.ndarray | Tensor) and x.ndim:
+            x = [*x]  # series of one length
+        named, shapes = name_inputs(x), shape if isinstance(shape, Shapes) else Shapes()
+        series = {k: list_rows(named[k]) for k, one in shapes.items() if k in named and one[:1] == (steps,)}
+        longest = max((len(row) for rows in series.values() for row in rows), default=0)
+        if longest > steps:
+            warn_user(f"{name}: series are cut to the {steps} steps of the training; the longest has {longest}")
+        return convert_inputs(x, name, {k: steps for k, rows in series.items() if rows})
 
     @property
     def steps(self) -> int | None:
