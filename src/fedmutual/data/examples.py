@@ -40,8 +40,6 @@ from fedmutual.errors import BadRows, DataError
 _DESCRIPTIONS = {SERIES: "series, arrays [examples, channels, time]", IDS: "ids, whole numbers"}
 _TARGETS = ("labels", "label", "targets", "target", "y")  # of an item that is a dictionary
 TEXT = ("input_ids", "attention_mask")  # the inputs that text becomes
-
-
 WANTED_ITEMS = "items must be (x, y), or a dictionary with the entry 'label'"
 
 

@@ -141,17 +141,14 @@ def _read_part(
                 labels += [class_folder.name] * len(class_files)
         domain_names += [domain.name] * (len(files) - before)
     images, names = ImageExamples(files, base, config, like), [str(f.relative_to(base)) for f in files]
+    has_labels, groups = not masks and _is_in_metadata(base, config, kind), None
     if masks:
         labels = _read_masks(masks, config)
-    elif _is_in_metadata(base, config, kind):
+    if has_labels or config.group_by is not None:
         from fedmutual.data import table  # imports pandas, which takes 0.3 s
 
-        labels = table.read_labels(base / METADATA, names, config, kind != "classes")
-    groups = None
-    if config.group_by is not None:
-        from fedmutual.data import table  # imports pandas, which takes 0.3 s
-
-        groups = table.read_groups(base / METADATA, names, config)
+        labels = table.read_labels(base / METADATA, names, config, kind != "classes") if has_labels else labels
+        groups = None if config.group_by is None else table.read_groups(base / METADATA, names, config)
     return make_image_part(images, labels, groups, np.array(domain_names) if domains else None), images, masks
 
 

@@ -17,9 +17,6 @@ from fedmutual.data.draws import Index, Names
 from fedmutual.data.examples import Part, Source, list_names
 from fedmutual.errors import ConfigError, DataError, format_count
 
-_FIXES = {  # by kind of dtype
-    "f": "give whole numbers, with .astype(int), or set training.task = 'regression' to learn numbers",
-}
 _MISSING = {"", "nan", "NaN", "NaT", "<NA>"}  # the text of missing values of numpy and pandas
 
 
@@ -131,10 +128,8 @@ def _list_owner_labels(source: Source, config: DataConfig) -> tuple[tuple[str, .
             present, codes = np.unique(numbers, return_inverse=True)
             names: Names = np.array([declared[i] for i in present])
         else:
-            are_counted = part.labels.dtype.kind == "b" and {"0", "1"} <= {
-                *(config.classes or ())
-            }  # as others may name them
-            labels = part.labels.astype(int) if are_counted else part.labels
+            are_bits = part.labels.dtype.kind == "b" and {"0", "1"} <= {*(config.classes or ())}  # at other clients
+            labels = part.labels.astype(int) if are_bits else part.labels
             names, codes = np.unique(labels.astype(str), return_inverse=True)
         encoded.append((names, codes.astype(np.int64)))
     return declared, encoded
@@ -169,9 +164,11 @@ def _check_kind(part: Part, place: str) -> bool:
         )
     if labels.dtype.kind not in "biuUT":
         first = next((v for v in labels if labels.dtype.kind == "f" and not float(v).is_integer()), labels[0])
+        fix = "give names, with .astype(str)"
+        if labels.dtype.kind == "f":
+            fix = "give whole numbers, with .astype(int), or set training.task = 'regression' to learn numbers"
         raise DataError(
-            f"{place}: labels must be whole numbers or names, but are {labels.dtype.name} ({first!s}, for example); "
-            + _FIXES.get(labels.dtype.kind, "give names, with .astype(str)")
+            f"{place}: labels must be whole numbers or names, but are {labels.dtype.name} ({first!s}, for example); {fix}"
         )
     return labels.dtype.kind in "biu"
 

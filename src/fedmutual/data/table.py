@@ -45,7 +45,7 @@ def read_table(config: DataConfig, numbers: bool = False) -> Source:
     Raises:
         BadRows: a column is missing, or cells cannot be used; one sentence for each problem of the files.
         DataError: a file is missing or is no table.
-        ConfigError: data.root is not set; or several label columns are named, and the task learns classes.
+        ConfigError: data.root is not set; or keys of [data] exclude each other, or lack one for a missing column.
     """
     path = require_root(config)
     return _read_files([TableFile(p, config) for p in (path, config.test) if p is not None], config, numbers)
@@ -76,18 +76,17 @@ def _read_files(files: Sequence[TableFile], config: DataConfig, numbers: bool) -
             "keys 'data.text' and 'data.columns' exclude each other: scale the numbers beside a text by data.mean, and give "
             "each category columns of 0 and 1"
         )
-    named = [
-        *(("data.label", c) for c in config.label_columns),
-    ]
     needed = [c for c, one in config.columns.items() if not one.indicator]
-    named += [("data.replace", c) for c in config.replace if c not in config.columns]
-    named += [("data.text", c) for c in config.text or ()]
-    named += [("data.group_by", config.group_by)] if config.group_by is not None else []
+    named = [
+        *((c, "data.label names") for c in config.label_columns),
+        *((c, "data.columns names (a table may lack it if the column has indicator = true and fill)") for c in needed),
+        *((c, "data.replace names") for c in config.replace if c not in config.columns),
+        *((c, "data.text names") for c in config.text or ()),
+        *((c, "data.group_by names") for c in (config.group_by,) if c is not None),
+    ]
     for file in files:  # a test file may lack dropped columns
-        dropped = [("data.drop", c) for c in config.drop or ()] if file is files[0] else []
-        file.require_columns((column, f"{key} names") for key, column in (*named, *dropped))
-        lack = "data.columns names (a table may lack it if the column has indicator = true and fill)"
-        file.require_columns((column, lack) for column in needed)
+        dropped = config.drop or () if file is files[0] else ()
+        file.require_columns([*named, *((c, "data.drop names") for c in dropped)])
     raise_problems(files)
     plans = make_plans(config.columns, [file.frame for file in files])
     notes = [
@@ -140,17 +139,17 @@ def _read_files(files: Sequence[TableFile], config: DataConfig, numbers: bool) -
 
 def check_numbers(table: pd.DataFrame, place: str) -> None:
     """Raise DataError, with ways to encode them, where columns of a DataFrame are no numbers or have missing values."""
-    text = [str(c) for c in table if not is_numeric_dtype(table[c]) or is_complex_dtype(table[c])]
-    blank = [str(c) for c in table if table[c].isna().any()]
-    is_date = bool(text) and parse_dates(make_text(table.rename(columns=str)[text[0]])).notna().all()
-    kind = repr("date" if is_date else "category")
+    table = table.rename(columns=str)
+    text = [c for c in table if not is_numeric_dtype(table[c]) or is_complex_dtype(table[c])]
+    blank = [c for c in table if table[c].isna().any()]
     kinds = "train with the kind of each column: settings={{'data.columns': {{{!r}: {}, ...}}}}".format
     if text:
         fixes = dict[str, list[str]]()
         for name in text:
-            fixes.setdefault(find_fix(table.rename(columns=str)[name].to_numpy(), "table"), []).append(name)
+            fixes.setdefault(find_fix(table[name].to_numpy(), "table"), []).append(name)
+        kind = "date" if parse_dates(make_text(table[text[0]])).notna().all() else "category"
         listed = ", and ".join(f"of {list_names(names)} {fix}" for fix, names in fixes.items())
-        fix = f"drop them (data.drop), or encode them: {listed}; or {kinds(text[0], kind)}"
+        fix = f"drop them (data.drop), or encode them: {listed}; or {kinds(text[0], repr(kind))}"
         raise DataError(f"{place}: the columns {list_names(text)} are not numbers; {fix}")
     if blank:
         fix = f"fill them in, drop the rows, or {kinds(blank[0], {'kind': 'number', 'fill': 0})}"

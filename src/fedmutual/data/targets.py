@@ -58,7 +58,8 @@ def read_targets(
 
     Raises:
         DataError: a target is not of its kind, or there is not one target for each example.
-        ConfigError: a key of [data] is set and has no meaning for these targets, or data.classes names too few outputs.
+        ConfigError: a key of [data] is set and has no meaning for these targets; data.classes names too few outputs; or
+            several label columns are named, and the task learns classes.
     """
     rule = KINDS[kind]
     if config.labels and rule.value != "class":

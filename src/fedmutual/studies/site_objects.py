@@ -95,8 +95,8 @@ def hold_sites(
         data, place = {**common, **table.get("data", {})}, f"site {site_name!r}"
         reading = {key: value for key, value in data.items() if key in _READING}
         data_config = parse_config({"data": {"name": f"{PREFIX}data", **reading}}, place).data
-        label = name_columns(site.label)
-        table.setdefault("data", {}).update({} if label is None else {"label": label})
+        if (label := name_columns(site.label)) is not None:
+            table.setdefault("data", {})["label"] = label
         source = make_memory_source(site.train, site.test, label, place, data_config)
         objects[f"data.{site_name}"] = lambda source=source: source
         table.setdefault("data", {})["name"] = f"{PREFIX}data.{site_name}"
