@@ -132,9 +132,9 @@ def _make_byte_pictures(comparison: RunComparison, over_rounds: Sequence[Picture
 
     Methods that send nothing are left out. Of several scores with equal bytes, the last one is drawn.
     """
-    sent = {method.method: _count_sent(method) for method in comparison.methods if method.counted}
     made = []
     for picture in (p for p in over_rounds if p.id == "acc"):
+        sent = {method.method: _count_sent(method) for method in comparison.methods if method.counted}
         curves = tuple(
             replace(c, values=c.values.set_axis(sent[c.method].loc[c.values.index]).groupby(level=0).last())
             for c in picture.curves

@@ -38,7 +38,7 @@ Styles = dict[str, str]
 
 def draw_curves(picture: Picture, prefix: str, styles: Styles) -> str:
     """Return curves as SVG: a line a method, labelled at its end, with the range over seeds as a band."""
-    right = measure_label_room(c.label for c in picture.curves)
+    right = _measure_label_room(c.label for c in picture.curves)
     bottom, top = 38, 8
     height = max(HEIGHT, LINE * (len(picture.curves) + 1) + bottom + top)  # the labels fit beside the axes
     figure, axes = make_axes(WIDTH, height, left=44 if picture.log else 34, right=right, bottom=bottom, top=top)
@@ -69,7 +69,7 @@ def draw_curves(picture: Picture, prefix: str, styles: Styles) -> str:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
     else:
         axes.yaxis.set_major_locator(MaxNLocator(6))
-    draw_end_labels(axes, [(c.label, c.slot, scale * c.points[-1].mean) for c in picture.curves])
+    _draw_end_labels(axes, [(c.label, c.slot, scale * c.points[-1].mean) for c in picture.curves])
     label = f"{picture.title}, by {picture.unit}; the numbers are in the table below"
     return make_inline_svg(figure, prefix, label, styles, _draw_columns(axes, picture))
 
@@ -96,7 +96,7 @@ def make_axes(width: float, height: float, left: float, right: float, bottom: fl
     return figure, axes
 
 
-def draw_end_labels(axes: Any, ends: Sequence[tuple[str, int, float]]) -> None:
+def _draw_end_labels(axes: Any, ends: Sequence[tuple[str, int, float]]) -> None:
     """Draw the label of each line at its end, and move labels apart that would touch.
 
     ends: for each line its label, the number of its colour, and its last value.
@@ -123,7 +123,7 @@ def draw_end_labels(axes: Any, ends: Sequence[tuple[str, int, float]]) -> None:
         )
 
 
-def measure_label_room(labels: Iterable[str]) -> float:
+def _measure_label_room(labels: Iterable[str]) -> float:
     """Return the pixels to the right of the axes for the longest of some labels, as they are drawn."""
     return 10 + 6.2 * max(len(fit_label(label)) for label in labels)
 

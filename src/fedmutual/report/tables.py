@@ -224,7 +224,7 @@ def make_other_task_table(comparison: RunComparison) -> PageTable | None:
     A line for each client and score: each model on the client's own validation data, after the last round. None without
     such a task.
     """
-    scores = tabulate_other_tasks(comparison)
+    scores = _tabulate_other_tasks(comparison)
     if scores.empty:
         return None
     shown = [
@@ -253,7 +253,7 @@ def make_other_task_table(comparison: RunComparison) -> PageTable | None:
     return make_table("others", caption, shown, scores.groupby(["client", "score"], sort=False))
 
 
-def tabulate_other_tasks(comparison: RunComparison) -> pd.DataFrame:
+def _tabulate_other_tasks(comparison: RunComparison) -> pd.DataFrame:
     """Return all scores of tasks with another main metric on clients' own validation data, after the last round of each run.
 
     Columns: label (of the method, with the model where the method has several), client, score (its name), value.

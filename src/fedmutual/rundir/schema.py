@@ -442,7 +442,7 @@ class Calibration(Record):
     temperature: Annotated[float, Field(gt=0)]  # the divisor of outputs
     loss: tuple[float, float]  # the cross-entropy of these rows, before and after
     sensitivity: float | None  # that each threshold reaches on these rows; None: no thresholds were fitted
-    thresholds: dict[str, float | None] = {}  # by class or label ("3 or above"); None: these rows have no such example
+    thresholds: dict[str, float | None] = {}  # by class or label ("3 or above"); None: all rows have it, or none
     seen: tuple[Reliability, ...] = ()
 
     @property
