@@ -7,7 +7,6 @@ import threading
 import tomllib
 from dataclasses import dataclass
 
-import datasets
 import numpy as np
 import pandas as pd
 import pytest
@@ -19,10 +18,8 @@ from torch.utils.data import IterableDataset, TensorDataset
 import fedmutual
 from fedmutual import ConfigError, Site, UserError
 from fedmutual.algorithms import FML, FedAvg
-from fedmutual.config import DataConfig, dump_config, parse_config
+from fedmutual.config import dump_config, parse_config
 from fedmutual.core import Diverged
-from fedmutual.data.labels import clean_labels
-from fedmutual.data.objects import make_memory_source
 from fedmutual.events import Finished
 from fedmutual.files import read_json
 from fedmutual.losses import Regression
@@ -411,34 +408,6 @@ def test_settings_may_be_arrays_and_numbers_of_other_libraries(tables):
     assert run.config.data.mean == tuple(map(float, x.mean(0)))
     assert run.config.training.batch_size == 16
     assert list(run.predict(x)) == ["ill", "well"]
-
-
-@pytest.mark.parametrize("form", ["items", "dictionaries", "saved"])
-def test_what_acts_as_a_dataset_is_one(tables, form):
-    x, y = arrays(tables["north"])
-    rows = {
-        "items": lambda: list(zip(x, y, strict=True)),
-        "dictionaries": lambda: [{"image": a, "target": b} for a, b in zip(x, y, strict=True)],
-        "saved": lambda: datasets.Dataset.from_dict({"x": x.tolist(), "label": y.tolist()}),
-    }[form]()
-    run = fedmutual.federate({i: Site(train=rows) for i in "ab"}, "fedavg", nn.Linear(6, 2), **QUICK)
-    assert run.score(rows, client="a").values["examples"] == len(y)
-    assert run.predict({"x": x}).equals(run.predict(x))
-
-
-@pytest.mark.parametrize("form", ["a table with a truth value", "scikit-survival"])
-def test_times_of_survival_in_every_form(tables, form):
-    table = tables["north"].assign(time=tables["north"].index + 1.0, event=tables["north"]["target"] == 1)
-    table = table.drop(columns="target")
-    train, label = table, ["time", "event"]
-    if form == "scikit-survival":
-        y = np.array([*zip(table["event"], table["time"], strict=True)], dtype=[("event", bool), ("time", float)])
-        train, label = (table.drop(columns=label), y), None
-    source = make_memory_source(train, None, label, "north")
-    assert (
-        clean_labels(source.train, DataConfig()).labels.tolist()
-        == table[["time", "event"]].astype(float).to_numpy().tolist()
-    )
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,10 @@ import pytest
 import torch
 
 import fedmutual
+from fedmutual.config import DataConfig
 from fedmutual.data.federation import load
+from fedmutual.data.labels import clean_labels
+from fedmutual.data.objects import make_memory_source
 from fedmutual.data.targets import note_one_class
 
 ROWS = 40
@@ -211,6 +214,18 @@ def read_rows(federation):
     rows = federation.clients["0"].private
     x, targets, *_ = next(iter(rows.rows([torch.arange(len(rows))])))
     return x, targets, rows.index
+
+
+@pytest.mark.parametrize("form", ["a table with a truth value", "scikit-survival"])
+def test_times_of_survival_in_every_form(form):
+    table = pd.DataFrame({"x": np.arange(ROWS), "time": np.arange(ROWS) + 1.0, "event": np.arange(ROWS) % 2 == 1})
+    train, label = table, ["time", "event"]
+    if form == "scikit-survival":
+        y = np.array([*zip(table["event"], table["time"], strict=True)], dtype=[("event", bool), ("time", float)])
+        train, label = (table.drop(columns=label), y), None
+    source = make_memory_source(train, None, label, "north")
+    labels = clean_labels(source.train, DataConfig()).labels
+    assert labels.tolist() == table[["time", "event"]].astype(float).to_numpy().tolist()
 
 
 @pytest.mark.parametrize(

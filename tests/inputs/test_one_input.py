@@ -2,6 +2,7 @@
 
 import json
 
+import datasets
 import numpy as np
 import pytest
 import torch
@@ -127,6 +128,22 @@ def test_ids_are_checked_on_the_rows_with_the_extreme_ids_and_on_no_made_row(kin
 )
 def test_inputs_that_no_network_can_take_are_refused(make, net, settings, words):
     assert words in refusal(make, net, settings=settings)
+
+
+@pytest.mark.parametrize(
+    "container",
+    [
+        lambda x, y: [*zip(x, y, strict=True)],
+        lambda x, y: [{"image": one, "target": label} for one, label in zip(x, y, strict=True)],
+        lambda x, y: datasets.Dataset.from_dict({"x": x.tolist(), "label": y.tolist()}),
+    ],
+)
+def test_what_acts_as_a_dataset_is_one(container):
+    x, y = numbers(0, (6,))
+    rows = container(x, y)
+    run = federate(lambda _: rows, nn.Linear(6, 2), "fedavg")
+    assert run.score(rows, client="a").values["examples"] == len(y)
+    assert run.predict({"x": x}).equals(run.predict(x))
 
 
 def rare(seed):

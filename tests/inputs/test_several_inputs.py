@@ -105,18 +105,6 @@ class WithoutMask(nn.Module):
         return self.head(series.sum(1))
 
 
-def as_objects(x):
-    """Return arrays as one array of objects."""
-    objects = np.empty(len(x), dtype=object)
-    objects[:] = x
-    return objects
-
-
-def items_of(row):
-    """Return the inputs of a row by name."""
-    return zip(("ecg", "table"), row, strict=True)
-
-
 def ragged(seed, n=40):
     rng = np.random.default_rng(seed)
     y = rng.integers(0, 2, n)
@@ -139,7 +127,7 @@ class Ward(nn.Module):
     [
         lambda x, y: (x, y),
         items,
-        lambda x, y: [*zip(map(dict, map(items_of, zip(*x.values(), strict=True))), y, strict=True)],
+        lambda x, y: [({"ecg": one, "table": row}, label) for one, row, label in zip(*x.values(), y, strict=True)],
     ],
 )
 def test_series_among_several_inputs_are_padded_with_a_mask(container):
@@ -158,7 +146,7 @@ def test_series_among_several_inputs_are_padded_with_a_mask(container):
 
 
 @pytest.mark.parametrize(
-    "container", [lambda x, y: (x, y), items, lambda x, y: (pd.Series(x), y), lambda x, y: (as_objects(x), y)]
+    "container", [lambda x, y: (x, y), items, lambda x, y: (pd.Series(x), y), lambda x, y: (pd.Series(x).to_numpy(), y)]
 )
 @pytest.mark.parametrize("net", [Steps, WithoutMask])
 def test_series_of_different_length_are_padded_with_a_mask_that_a_network_may_take(container, net):
