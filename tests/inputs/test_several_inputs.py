@@ -162,3 +162,13 @@ def test_series_of_different_length_are_padded_with_a_mask_that_a_network_may_ta
     for other in ([], np.ones(3), pd.DataFrame(np.ones((3, 8))), ["a", "b"], None):
         with pytest.raises(fedmutual.UserError, match="the model takes the inputs 'x', 'mask'"):
             run.predict(other)
+
+
+@pytest.mark.parametrize("other", [np.ones(40), {"table": np.ones((40, 1))}])
+def test_test_rows_that_do_not_fit_the_series_of_the_training_are_refused(other):
+    x, y = ragged(0)
+    site = fedmutual.Site(train=({"ecg": x, "table": np.ones((40, 1))}, y), test=(other, y))
+    with pytest.raises(fedmutual.UserError, match=r"training examples are ecg .* make them equal"):
+        fedmutual.federate({"a": site}, "fedavg", Ward(), rounds=1, progress=False)
+    with pytest.raises(fedmutual.UserError, match=r"training examples are x .* make them equal"):
+        fedmutual.federate({"a": fedmutual.Site(train=(x, y), test=(other, y))}, "fedavg", Steps(), rounds=1, progress=False)

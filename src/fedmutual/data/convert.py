@@ -188,8 +188,9 @@ def pad_inputs(inputs: Mapping[str, Any], lengths: Mapping[str, int]) -> dict[st
     """Return inputs with series filled up to their lengths, by name, and the mask of the first, unless there is a mask."""
     padded = dict(inputs)
     for name, length in lengths.items():
-        padded[name], mask = pad_series(inputs[name], length)
-        padded |= {MASK: mask} if not padded.keys() & {*MASKS} else {}
+        if name in inputs and all(map(np.ndim, inputs[name])):  # else test rows do not fit those of the training
+            padded[name], mask = pad_series(inputs[name], length)
+            padded |= {MASK: mask} if not padded.keys() & {*MASKS} else {}
     return padded
 
 
