@@ -5,7 +5,15 @@ import re
 import pytest
 
 from fedmutual.config import parse_override
-from fedmutual.config.grid import expand_grid, format_value, list_combinations, make_folder_name, make_label, read_grid
+from fedmutual.config.grid import (
+    draw_combinations,
+    expand_grid,
+    format_value,
+    list_combinations,
+    make_folder_name,
+    make_label,
+    read_grid,
+)
 from fedmutual.core import Schedule
 from fedmutual.errors import ConfigError
 
@@ -52,6 +60,58 @@ def test_every_combination_the_last_key_fastest() -> None:
         {"a": 2, "b": 3, "c": 4},
         {"a": 2, "b": 3, "c": 5},
     ]
+
+
+RATE = {"optimizer.lr": [{"log-uniform": [0.001, 0.1]}]}
+
+
+def draw(grid: dict[str, list[object]], trials: int, seed: int = 0) -> list[dict[str, object]]:
+    return draw_combinations(expand_grid(grid), trials, seed)
+
+
+def test_draws_of_a_key_depend_on_the_seed_alone() -> None:
+    rates = [one["optimizer.lr"] for one in draw(RATE, 6)]
+    beside = draw({"algorithm.mu": [0.1, 1.0], **RATE}, 9)
+    assert [one["optimizer.lr"] for one in beside][:6] == rates, "neither on other keys nor on the number of trials"
+    assert draw(RATE, 6, seed=1) != draw(RATE, 6)
+    integers = {"training.local_epochs": [{"integers": [1, 5]}]}
+    assert draw(integers, 20)[:7] == draw(integers, 7)
+
+
+def test_draws_spread_over_their_range() -> None:
+    rates = [one["optimizer.lr"] for one in draw(RATE, 400)]
+    assert all(0.001 <= rate <= 0.1 for rate in rates)
+    assert 160 < sum(rate < 0.01 for rate in rates) < 240, "half of a log-uniform range lies below its geometric mean"
+    shares = [one["a"] for one in draw({"a": [{"uniform": [2, 4]}]}, 400)]
+    assert 160 < sum(share < 3 for share in shares) < 240
+    assert {one["a"] for one in draw({"a": [{"integers": [1, 4]}]}, 100)} == {1, 2, 3, 4}
+    assert {one["a"] for one in draw({"a": ["x", "y"], "b": [1]}, 50)} == {"x", "y"}
+    assert {one["a"] for one in draw({"a": [{"choices": ["x", "y"]}]}, 50)} == {"x", "y"}
+    assert {len(str(rate)) for rate in shares} <= {1, 3, 4}, "three digits, for the names of folders"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([{"uniform": [0.5, 0.1]}], "the first end must be below the second; write {uniform=[0.1,0.5]} or one value"),
+        ([{"uniform": [0.5, 0.5]}], "the first end must be below the second"),
+        ([{"uniform": []}], "a range has two numbers, its ends; write {uniform=[0.001,0.1]}"),
+        ([{"uniform": [0.1, float("nan")]}], "a range has two numbers"),
+        ([{"integers": [1, 2.5]}], "a range has two whole numbers, its ends; write {integers=[1,5]}"),
+        ([{"log-uniform": [0, 1]}], "the ends of log-uniform must be above 0"),
+        ([{"loguniform": [0.1, 1]}], "there is no range 'loguniform'; there are uniform, log-uniform, integers, choices"),
+        ([{"choices": []}], "there is nothing to choose from"),
+        ([{"uniform": [0, 1]}, 0.5], "a range stands alone, and here are 2 values; give the range or a list"),
+    ],
+)
+def test_invalid_ranges_are_refused(values: list[object], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^key 'a': .*{re.escape(message)}"):
+        draw({"a": values}, 3)
+
+
+def test_no_trials_are_refused() -> None:
+    with pytest.raises(ConfigError, match="trials = 0: must be 1 or more"):
+        draw(RATE, 0)
 
 
 def test_a_label_has_as_much_of_a_key_as_tells_it_from_others() -> None:

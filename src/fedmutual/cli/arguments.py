@@ -8,7 +8,7 @@ import typer
 
 import fedmutual
 from fedmutual.role import DEFAULT_METHODS
-from fedmutual.settings import LEAST_TRIALS, MOST_TRIALS
+from fedmutual.settings import LEAST_TRIALS
 
 if TYPE_CHECKING:
     from fedmutual import Config
@@ -61,7 +61,8 @@ Grid = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=V1,V2,...",
-        help="Values to try, e.g. `--set optimizer.lr=0.003,0.01,0.03`; one value is fixed. May be repeated: a grid.",
+        help="Values to try, e.g. `--set optimizer.lr=0.003,0.01,0.03`; one value is fixed. May be repeated: a grid. With "
+        "--trials also a range: `--set optimizer.lr={log-uniform=[0.001,0.1]}`, or uniform, or integers.",
     ),
 ]
 Tune = Annotated[
@@ -69,9 +70,14 @@ Tune = Annotated[
     typer.Option(
         metavar="N",
         min=LEAST_TRIALS,
-        max=MOST_TRIALS,
         help="Before the seeds are trained, each method tries at most N settings on hold-out rows, learning rates first.",
         show_default=False,
+    ),
+]
+Halving = Annotated[
+    bool,
+    typer.Option(
+        "--halving", help="Successive halving: after a part of the rounds only the best third of the settings goes on."
     ),
 ]
 Seeds = Annotated[int, typer.Option(min=1, help="Seeds, from the configured one upwards.")]

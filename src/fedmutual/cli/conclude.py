@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,7 +71,12 @@ def print_sweep(result: "Sweep", file: Path) -> None:
 
     metric = next((tried.metric for tried in result.tried if tried.runs), ACCURACY)
     head = MetricScale(metric=metric)
-    titles = ["setting", *(f"hold-out{head.head}\n{name} round" for name in ("last", "best"))]
+    is_halved = len({tried.round for tried in result.tried}) > 1
+    titles = [
+        "setting",
+        *(["rounds"] if is_halved else []),
+        *(f"hold-out{head.head}\n{name} round" for name in ("last", "best")),
+    ]
     if any(tried.local_only for tried in result.tried):
         titles.append(f"personal models over\nlocal-only{head.difference_head}")
     table = make_table(*titles)
@@ -90,6 +96,8 @@ def print_sweep(result: "Sweep", file: Path) -> None:
                 gain = tried.gain.estimate
                 cells.append(f"{scale.format_gain(gain.mean)} {format_spread(gain, scale)}".rstrip())
         chosen = tried is result.chosen
+        if is_halved:
+            cells.insert(0, str(tried.round))
         table.add_row(escape(tried.label) + (" *" if chosen else ""), *cells, style="bold" if chosen else "")
     out.print(table)
     if result.chosen is None:
@@ -107,10 +115,22 @@ def print_sweep(result: "Sweep", file: Path) -> None:
     if result.chosen:
         sets = (word for key, value in result.chosen.values.items() for word in ("--set", f"{key}={format_value(value)}"))
         lines += [f"chosen: {result.chosen.label}; run it: {shlex.join(('fedmutual', 'run', str(file), *sets))}"]
-    for line in [*lines, f"all results: {result.folder / RESULT}"]:
+    for line in [*lines, f"all trainings: {format_cost(result.budget)}", f"all results: {result.folder / RESULT}"]:
         print_text(line, soft_wrap=True)
     if not result.chosen:
         exit_with_error("every setting diverged. A smaller optimizer.lr is the usual fix", Code.DIVERGED)
+
+
+def format_cost(cost: Mapping[str, int | None]) -> str:
+    """Return the cost of all trainings of a sweep in words: "12 runs, 40 rounds, 1,200 gradient steps, 3.1 MB"."""
+    from fedmutual.errors import format_count
+    from fedmutual.results.scale import format_size
+
+    counts = {"runs": "run", "rounds": "round", "steps": "gradient step"}
+    known = {key: number for key, number in cost.items() if number is not None}
+    words = [format_count(known[key], word) for key, word in counts.items() if key in known]
+    sent = sum(known.get(key, 0) for key in ("down", "up"))
+    return ", ".join([*words, *([f"{format_size(sent)} sent and received"] if sent else [])])
 
 
 def print_worth(runs: list[Path], folder: Path, as_json: bool = False, joining: str | None = None) -> None:

@@ -15,6 +15,7 @@ from fedmutual.cli.arguments import (
     By,
     File,
     Grid,
+    Halving,
     Jobs,
     Methods,
     Resume,
@@ -31,7 +32,7 @@ from fedmutual.cli.terminal import err, format_resume_command, out, print_text, 
 from fedmutual.engines.child_process import expect_workers, start_fork_server_early
 from fedmutual.errors import ConfigError, join_words
 from fedmutual.role import LOCAL_ONLY
-from fedmutual.settings import MOST_COALITION_RUNS
+from fedmutual.settings import MOST_COALITION_RUNS, MOST_TRIALS
 
 if TYPE_CHECKING:
     from fedmutual import Config
@@ -96,6 +97,13 @@ def compare(
     methods: Methods = None,
     seeds: Seeds = 3,
     tune: Tune = None,
+    random: Annotated[
+        bool,
+        typer.Option(
+            "--random", help="With --tune: draw the settings at random, also from ranges such as `{uniform=[0.1,0.9]}`."
+        ),
+    ] = False,
+    halving: Halving = False,
     jobs: Jobs = None,
     join: Annotated[
         str | None, typer.Option(metavar="NAME", help="What does this participant gain by joining, and in which coalition?")
@@ -109,16 +117,17 @@ def compare(
     """Does a federation improve my models? Compare methods with local-only training over several seeds, and write a page.
 
     Runs: OUT/METHOD/SEED, page: OUT/report.html. `--set algorithm.KEY=VALUE` applies to the methods that have KEY.
-    `--tune 8` lets each method try 8 settings on hold-out rows first; keys that `--set` names are not tuned.
+    `--tune 8` lets each method try 8 settings on hold-out rows first; keys that `--set` names are not tuned. With --random
+    or --halving the settings are drawn: equal learning rates for all methods.
     `--join NAME` trains coalitions of one participant by the file's algorithm instead; page: OUT/join.html.
     """
-    from fedmutual.config.grid import format_value
+    from fedmutual.config.grid import format_value, is_range
     from fedmutual.rundir.text import format_holdout_scores
     from fedmutual.studies import compare as comparing
     from fedmutual.studies.study import list_runs
 
     if join is not None:
-        if methods is not None or tune is not None:
+        if methods is not None or tune is not None or random or halving:
             raise ConfigError(
                 "--join trains the file's algorithm as it is; leave out --methods and --tune, and choose with --set"
             )
@@ -131,12 +140,22 @@ def compare(
         conclude.print_worth(trained, folder, joining=join)
         return
     overrides = parse_settings(set)
+    ranges = {key: overrides.pop(key) for key in [*overrides] if is_range(overrides[key])}
+    if tune is None and (random or halving or ranges):
+        what = "--random" if random else "--halving" if halving else f"the range of {next(iter(ranges))!r}"
+        raise ConfigError(f"{what} is for the trials of --tune: say how many each method has, for example --tune 9")
+    if tune is not None and tune > MOST_TRIALS and not (random or halving or ranges):
+        raise ConfigError(
+            f"--tune {tune}: there are at most {MOST_TRIALS} settings to try; --random draws as many as you like"
+        )
+    search: comparing.Search | None = "halving" if halving else "random" if random or ranges else None
     config, names, method_settings = _choose_methods(file, methods, overrides)
     expect_workers([config.engine.name], jobs)
     folder = out_folder or Path("runs") / f"{config.name}-compare"
     chosen = () if methods is None else ("--methods", methods)
-    words = (*chosen, "--seeds", str(seeds), *(() if tune is None else ("--tune", str(tune))))
-    command = format_resume_command("compare", set, folder, str(file), *words)
+    options = [*chosen, "--seeds", str(seeds), *(() if tune is None else ("--tune", str(tune)))]
+    options += [*["--random"] * random, *["--halving"] * halving]
+    command = format_resume_command("compare", set, folder, str(file), *options)
     tuned = None
     if tune is not None:
         each = "" if len(list_runs(config, folder)) == 1 else " in each fold"
@@ -147,13 +166,15 @@ def compare(
         )
         with show_progress(command, format_holdout_scores) as watch:
             tuned = comparing.tune(
-                config, names, tune, folder, resume, watch.observe, method_settings, overrides.keys(), jobs
+                config, names, tune, folder, resume, watch.observe, method_settings, overrides.keys(), jobs, search, ranges
             )
         for key, choice in tuned.items():
             method = comparing.format_tuned(key)
             values = ", ".join(f"{key} = {format_value(value)}" for key, value in choice.values.items())
             reason = "every trial diverged" if choice.tried else "no setting is left to tune"
-            print_text(f"tuned: {method}: {values or f'as configured, for {reason}'} ({choice.tried} tried)", soft_wrap=True)
+            cost = f"; {conclude.format_cost(choice.cost)}" if choice.cost else ""
+            tried = f"({choice.tried} tried{cost})"
+            print_text(f"tuned: {method}: {values or f'as configured, for {reason}'} {tried}", soft_wrap=True)
         if at_end := [comparing.format_tuned(key) for key, choice in tuned.items() if choice.is_rate_at_end]:
             print_text(
                 f"warning: the learning rate of {join_words(at_end)} is the smallest or the largest that was tried, so "
@@ -262,6 +283,13 @@ def sweep(
             help="The model whose hold-out score chooses; unset, the model that a client would use.", show_default=False
         ),
     ] = None,
+    trials: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Random search: how many settings are drawn, instead of all combinations.", show_default=False
+        ),
+    ] = None,
+    halving: Halving = False,
     jobs: Jobs = None,
     out_folder: Annotated[Path | None, typer.Option("--out", help="The folder; the default is runs/NAME-sweep.")] = None,
     resume: Resume = False,
@@ -269,7 +297,8 @@ def sweep(
 ) -> None:
     """Which setting is best? Train every combination of values; choose by data held out of training, never by test data.
 
-    Example: `fedmutual sweep mnist.toml --set optimizer.lr=0.003,0.01,0.03 --set rounds=10`
+    Example: `fedmutual sweep mnist.toml --set optimizer.lr=0.003,0.01,0.03 --set rounds=10`. Of many settings `--trials 20`
+    draws 20, and `--halving` ends the worse ones early.
 
     The best setting has the best score after the last round, because `run` ends with that model. A warning names settings
     whose personal models are worse than after local-only training. Runs: OUT/SETTING/SEED, all results: OUT/sweep.json.
@@ -278,11 +307,11 @@ def sweep(
     from fedmutual.rundir.text import format_holdout_scores
     from fedmutual.studies.sweep import plan_sweep, train_sweep
 
-    plan = plan_sweep(file, read_grid(set or []), seeds, by.value if by else None, out_folder)
+    plan = plan_sweep(file, read_grid(set or []), seeds, by.value if by else None, out_folder, trials, halving)
     expect_workers([setting.config.engine.name for setting in plan.combinations], jobs)
-    chosen_by = ("--by", by.value) if by else ()
-    command = format_resume_command("sweep", set, plan.study.out, str(file), "--seeds", str(seeds), *chosen_by)
-    with show_progress(command, format_holdout_scores, runs=len(plan.study.runs)) as watch:
+    words = [*(("--by", by.value) if by else ()), *(("--trials", str(trials)) if trials else ()), *["--halving"] * halving]
+    command = format_resume_command("sweep", set, plan.study.out, str(file), "--seeds", str(seeds), *words)
+    with show_progress(command, format_holdout_scores, runs=plan.most_trainings) as watch:
         result = train_sweep(plan, resume, watch.observe, jobs)
     conclude.print_sweep(result, file)
 

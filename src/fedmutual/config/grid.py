@@ -1,19 +1,25 @@
-"""Grids of values: read ``--set key=v1,v2``, list every combination, and name each combination."""
+"""Grids of values: read ``--set key=v1,v2``, list every combination or draw some at random, and name each combination."""
 
 import hashlib
 import itertools
 import json
 import re
 import tomllib
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from math import inf, log
 from typing import Any
+
+import numpy as np
 
 from fedmutual.config.reading import parse_override
 from fedmutual.core import Schedule
 from fedmutual.errors import ConfigError
 
 Grid = Mapping[str, Any]
-"""Dotted key -> a list of values to try, or a value that is fixed."""
+"""Dotted key -> a list of values to try, a value that is fixed, or a range: ``{"log-uniform": [0.001, 0.1]}``."""
+
+RANGES = ("uniform", "log-uniform", "integers", "choices")
 
 LEARNING_RATE = "optimizer.lr"
 _LONGEST = 100  # characters of a folder's name
@@ -58,6 +64,75 @@ def list_combinations(grid: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, A
     """Return every combination, dotted key -> value; the value of the last key changes fastest."""
     for values in itertools.product(*grid.values()):
         yield dict(zip(grid, values, strict=True))
+
+
+def is_range(value: Any) -> bool:
+    """Return whether a value is a table of one kind of range with its ends, or with its choices: ``{integers=[1,5]}``."""
+    if not isinstance(value, Mapping) or len(value) != 1:
+        return False
+    ((kind, ends),) = value.items()
+    is_pair = isinstance(ends, list | tuple) and len(ends) == 2 and all(type(end) in (int, float) for end in ends)
+    return kind in RANGES or is_pair
+
+
+def draw_combinations(grid: Mapping[str, Sequence[Any]], trials: int, seed: int) -> list[dict[str, Any]]:
+    """Return `trials` combinations that are drawn at random, dotted key -> value. Equal ones may be among them.
+
+    Each key has a stream of its own, by the seed and the name of the key: the values that a key gets depend neither on the
+    other keys, so that methods with different settings try equal values of those in common, nor on the number of trials.
+
+    grid: as `expand_grid` returns it. A key takes one range, or values of which each is equally likely.
+
+    Raises:
+        ConfigError: `trials` is below 1, or a range is none.
+    """
+    if trials < 1:
+        raise ConfigError(f"trials = {trials}: must be 1 or more")
+    return [*list_rows({key: _draw_values(key, values, trials, seed) for key, values in grid.items()})]
+
+
+def list_rows(columns: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the first value of each key, then the second ones, and so on."""
+    return (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+
+
+def _draw_values(key: str, values: Sequence[Any], trials: int, seed: int) -> list[Any]:
+    stream = np.random.default_rng([seed, zlib.crc32(key.encode())])
+    ranges = [value for value in values if is_range(value)]
+    if ranges and len(values) > 1:
+        raise ConfigError(f"key {key!r}: a range stands alone, and here are {len(values)} values; give the range or a list")
+    kind, ends = next(iter(ranges[0].items())) if ranges else ("choices", values)
+    wrong = _find_fault(kind, ends)
+    if wrong:
+        raise ConfigError(f"key {key!r}: {format_value({kind: ends})}: {wrong}")
+    if kind == "choices":
+        return [ends[n] for n in stream.integers(len(ends), size=trials)]
+    low, high = ends
+    if kind == "integers":
+        return [int(n) for n in stream.integers(low, high, size=trials, endpoint=True)]
+    drawn = (
+        np.exp(stream.uniform(log(low), log(high), trials)) if kind == "log-uniform" else stream.uniform(low, high, trials)
+    )
+    return [min(max(float(f"{value:.3g}"), low), high) for value in drawn]  # three digits, which names of folders hold
+
+
+def _find_fault(kind: str, ends: Any) -> str:
+    """Return what is wrong with a range, and how to write it; "" if it can be drawn from."""
+    if kind not in RANGES:
+        return f"there is no range {kind!r}; there are {', '.join(RANGES)}"
+    if kind == "choices":
+        return "" if isinstance(ends, list | tuple) and ends else "there is nothing to choose from; write {choices=[1,5]}"
+    types = (int,) if kind == "integers" else (int, float)
+    if not isinstance(ends, list | tuple) or len(ends) != 2 or any(type(e) not in types or not -inf < e < inf for e in ends):
+        example = "[1,5]" if kind == "integers" else "[0.001,0.1]"
+        return f"a range has two {'whole ' if kind == 'integers' else ''}numbers, its ends; write {{{kind}={example}}}"
+    if not ends[0] < ends[1]:
+        return f"the first end must be below the second; write {{{kind}=[{ends[1]},{ends[0]}]}} or one value"
+    return (
+        "the ends of log-uniform must be above 0; write {log-uniform=[0.001,0.1]}"
+        if kind == "log-uniform" and ends[0] <= 0
+        else ""
+    )
 
 
 def make_label(values: Mapping[str, Any]) -> str:

@@ -39,11 +39,12 @@ class ScoredTrial:
     diverged: Mapping[int, str]  # seed -> how; one is enough for the setting not to be chosen
     by: str | None  # "personal", "global"; None: the model that a client would use
     local_only: Mapping[int, Path] | None = None  # local-only training beside it; None where it has no personal models
+    round: int | None = None  # the round whose scores decide; None: the last round
 
     @cached_property
     def runs(self) -> tuple[RunFacts, ...]:
-        """The finished runs of this setting. Raises RunError as `read_run`."""
-        return _read_finished(self.folders)
+        """The runs of this setting that are finished, or have reached `round`. Raises RunError as `read_run`."""
+        return _read_finished(self.folders, self.round)
 
     @property
     def metric(self) -> Metric:
@@ -70,11 +71,12 @@ class ScoredTrial:
     @cached_property
     def rounds(self) -> pd.DataFrame:
         """The mean over clients of the main metric: a row for each evaluated round, a column for each run's seed."""
-        return average_by_round(self._scores).sort_index().reindex(columns=[run.seed for run in self.runs])
+        rounds = average_by_round(self._scores).sort_index().reindex(columns=[run.seed for run in self.runs])
+        return rounds.loc[: self.round]
 
     @property
     def last(self) -> Estimate | None:
-        """The mean over seeds after the last round, which decides; None where a seed diverged or has no score."""
+        """The mean over seeds after `round`, which decides; None where a seed diverged or has no score."""
         if self.diverged or not self.runs or self.rounds.isna().all().any():
             return None
         return self._estimate(self.rounds.ffill().iloc[-1])
@@ -110,26 +112,35 @@ class ScoredTrial:
         """
         if self.local_only is None or self.last is None:
             return None
-        others = _read_finished(self.local_only)
+        others = _read_finished(self.local_only, self.round)
         if not others:
             return Missing("local-only training diverged with these settings")
         return pair_clients(self.runs, others, "personal", "personal", HOLDOUT)
 
 
-def _read_finished(folders: Mapping[int, Path]) -> tuple[RunFacts, ...]:
-    """Return the finished runs of a setting, its folds as one run. folders: by seed."""
+def _read_finished(folders: Mapping[int, Path], round: int | None) -> tuple[RunFacts, ...]:
+    """Return the runs of a setting that are finished or have reached a round, folds as one run. folders: by seed."""
     runs = read_runs(run for folder in folders.values() for run in find_runs(folder))
-    return tuple(run for run in join_folds(runs) if run.finished)
+    return tuple(run for run in join_folds(runs) if run.finished or (round is not None and run.reached >= round))
+
+
+def rank_trials(tried: Sequence[ScoredTrial]) -> list[ScoredTrial]:
+    """Return the settings that have a score, the best mean first, and equal ones in the given order.
+
+    Raises:
+        RunError: as `ScoredTrial.runs`.
+    """
+    scored = [(t.last.mean if t.metric.is_higher_better else -t.last.mean, t) for t in tried if t.last is not None]
+    return [trial for _, trial in sorted(scored, key=lambda one: -one[0])]
 
 
 def pick_best(tried: Sequence[ScoredTrial]) -> tuple[ScoredTrial, ...]:
-    """Return the settings with the best mean after the last round, in the given order: one, or several that are equal.
+    """Return the settings with the best mean, in the given order: one, or several that are equal.
 
     Empty if each setting diverged or has no score. Raises RunError as `ScoredTrial.runs`.
     """
-    means = [(t, t.last.mean if t.metric.is_higher_better else -t.last.mean) for t in tried if t.last is not None]
-    top = max((mean for _, mean in means), default=0.0)
-    return tuple(t for t, mean in means if top - mean < SAME)
+    means = [t.last.mean for t in rank_trials(tried) if t.last is not None]
+    return tuple(t for t in tried if t.last is not None and abs(t.last.mean - means[0]) < SAME)
 
 
 def describe_choice(

@@ -257,7 +257,7 @@ def _list_changes(before: Any, after: Any, path: str = "") -> Iterator[str]:
 
 
 def _check_schedules(folder: Path, before: Config, config: Config, fix: str) -> None:
-    schedule = next(_list_schedules(config), None)
+    schedule = find_schedule(config)
     if schedule is not None and config.rounds != before.rounds:
         raise RunError(
             f"{folder}: rounds cannot {'grow' if config.rounds > before.rounds else 'shrink'} from {before.rounds} to "
@@ -265,8 +265,12 @@ def _check_schedules(folder: Path, before: Config, config: Config, fix: str) -> 
         )
 
 
+def find_schedule(config: Config) -> str | None:
+    """Return the first key whose value depends on the number of rounds; None without such a key."""
+    return next(_list_schedules(config), None)
+
+
 def _list_schedules(config: Config) -> Iterator[str]:
-    """Yield the keys whose values depend on the number of rounds."""
     rates = {"": config.optimizer.lr} | {f"clients.{i}.": c.optimizer.lr for i, c in config.clients.items()}
     yield from (f"{where}optimizer.lr" for where, rate in rates.items() if isinstance(rate, Schedule))
     for client in (None, *config.clients):

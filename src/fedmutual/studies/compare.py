@@ -5,14 +5,23 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
 import torch
 
 from fedmutual import data
 from fedmutual.algorithms import ALGORITHMS
-from fedmutual.config import Config, check_scored, list_tunable_settings, override_config, replace_algorithm
-from fedmutual.config.grid import LEARNING_RATE, format_value, make_folder_name
+from fedmutual.config import (
+    Config,
+    check_scored,
+    list_setting_types,
+    list_tunable_settings,
+    override_config,
+    replace_algorithm,
+)
+from fedmutual.config.checks import describe_foreign_key
+from fedmutual.config.grid import LEARNING_RATE, draw_combinations, expand_grid, format_value, make_folder_name
 from fedmutual.core import Schedule
 from fedmutual.errors import ConfigError, UserError
 from fedmutual.events import Observer
@@ -24,7 +33,7 @@ from fedmutual.rundir.schema import TunedRecord
 from fedmutual.settings import LEAST_TRIALS, RATE_FACTORS
 from fedmutual.studies.observers import Watch
 from fedmutual.studies.study import RunKey, Setting, Study, list_runs, list_seeds, train_runs
-from fedmutual.studies.sweep import SHARE, plan_combinations, train_sweep
+from fedmutual.studies.sweep import KEPT, SHARE, Sweep, plan_combinations, train_sweep
 from fedmutual.studies.trained_run import Run, open_trained_run
 
 ALL = "all"  # in the place of a method's name: every method of the package
@@ -32,6 +41,8 @@ TRIALS = "tune"  # of a comparison's folder: a sweep for each method, by `--tune
 
 Values = Mapping[str, Any]
 """Dotted key -> value."""
+Search = Literal["random", "halving"]
+"""How `tune` draws trials where it does not try one key after the other; "halving" also ends most of them early."""
 
 
 class Tuned(NamedTuple):
@@ -41,6 +52,7 @@ class Tuned(NamedTuple):
     tried: int  # settings that were trained
     most: int  # the budget: settings that each method may train
     is_rate_at_end: bool = False  # whether the chosen learning rate is the smallest or the largest of several tried ones
+    cost: Mapping[str, int | None] = MappingProxyType({})  # of all trials (`Sweep.budget`)
 
 
 def expand_methods(names: Sequence[str] | None, algorithm: str | None) -> tuple[str, ...]:
@@ -175,6 +187,8 @@ def tune(
     method_settings: Values | None = None,
     fixed: Collection[str] = (),
     jobs: int | None = None,
+    search: Search | None = None,
+    ranges: Values | None = None,
 ) -> dict[RunKey, Tuned]:
     """Choose each method's settings by a sweep of at most `trials` runs into OUT/tune/<method> -> (method,) -> the choice.
 
@@ -184,21 +198,32 @@ def tune(
     (method, fold) -> its choice.
 
     method_settings, jobs: as for `compare`. fixed: dotted keys that are not tuned.
+    search: "random": the first trial has the configured values; the others are drawn, the learning rate log-uniformly up to
+    a hundredth and a hundred times, equal draws for all methods. "halving": the same trials, with successive halving.
+    ranges: dotted key -> what is drawn instead (`config.grid.Grid`); a key of `algorithm` is drawn for the methods that have
+    it. With ranges, `search` is "random" unless it is given.
 
     Raises:
-        ConfigError: the configuration asks for differential privacy.
+        ConfigError: the configuration asks for differential privacy; or a range is none, or of a key that no method has.
         UserError: as `sweep`.
     """
     if config.privacy.nets != "none":
         raise ConfigError("--tune: the trials would cost privacy that epsilon does not count; set the keys with --set")
     if not config.split.holdout and config.partition.kind != "file":
         config = override_config(config, {"split.holdout": SHARE})
+    ranges, search = ranges or {}, search or ("random" if ranges else None)
+    for name in (key.split(".")[1] for key in ranges if key.startswith("algorithm.")):
+        if not any(name in list_setting_types(method) for method in methods):
+            raise ConfigError(f"--set: {describe_foreign_key('algorithm', name, methods)}")
     chosen = dict[RunKey, Tuned]()
     for setting in list_variants(config, methods, method_settings):
+        settings = list_setting_types(setting.label)
         for place, (fold, one) in list_runs(setting.config, out / TRIALS / setting.folder).items():
             key = (setting.label, *fold)
             watch_trial = None if watch is None else partial(_watch_trial, watch, format_tuned(key))
-            chosen[key] = _tune_method(one, trials, place, resume, watch_trial, fixed, jobs)
+            own = {k: v for k, v in ranges.items() if not k.startswith("algorithm.") or k.split(".")[1] in settings}
+            search_one = partial(_search_settings, search, own) if search else _tune_method
+            chosen[key] = search_one(one, trials, place, resume, watch_trial, fixed, jobs)
     return chosen
 
 
@@ -211,24 +236,62 @@ def _watch_trial(watch: Watch, what: str, name: str) -> Observer:
     return watch(f"tune {what}, {name}")
 
 
+def _search_settings(
+    search: Search,
+    ranges: Values,
+    config: Config,
+    trials: int,
+    out: Path,
+    resume: bool,
+    watch: Watch | None,
+    fixed: Collection[str],
+    jobs: int | None,
+) -> Tuned:
+    start, candidates = _list_tuned_keys(config, [*fixed, *ranges])
+    factors = {LEARNING_RATE: {"log-uniform": [min(RATE_FACTORS), max(RATE_FACTORS)]}} if LEARNING_RATE in start else {}
+    drawn = draw_combinations(expand_grid({**factors, **candidates, **ranges}), trials, config.seed)
+    if factors:
+        drawn = [{**one, LEARNING_RATE: _scale_rate(start[LEARNING_RATE], one[LEARNING_RATE])} for one in drawn]
+    drawn[0] |= start
+    tried = [values for n, values in enumerate(drawn) if values not in drawn[:n]]
+    if len(tried) < LEAST_TRIALS:
+        return Tuned({}, len(tried), trials)
+    is_halved = search == "halving" and len(tried) >= KEPT
+    sweep = train_sweep(plan_combinations(config, tried, out, is_halved), resume, watch, jobs)
+    return _describe_choice(sweep, tried, trials)
+
+
+def _list_tuned_keys(config: Config, fixed: Collection[str]) -> tuple[dict[str, Any], dict[str, Sequence[Any]]]:
+    """Return key -> configured value of what is tuned, and of the method's own settings key -> values to try."""
+    tunable = {f"algorithm.{key}": values for key, values in list_tunable_settings(config).items()}
+    start: dict[str, Any] = {LEARNING_RATE: config.optimizer.lr} | {key: value for key, (value, _) in tunable.items()}
+    start = {key: value for key, value in start.items() if key not in fixed}
+    return start, {key: tunable[key][1] for key in start if key in tunable}
+
+
 def _tune_method(
     config: Config, trials: int, out: Path, resume: bool, watch: Watch | None, fixed: Collection[str], jobs: int | None
 ) -> Tuned:
-    tunable = {f"algorithm.{key}": values for key, values in list_tunable_settings(config).items()}
-    best: dict[str, Any] = {LEARNING_RATE: config.optimizer.lr} | {key: value for key, (value, _) in tunable.items()}
-    best = {key: value for key, value in best.items() if key not in fixed}
+    best, candidates = _list_tuned_keys(config, fixed)
     tried: list[Values] = []
-    for key, values in _plan_trials(best, {key: tunable[key][1] for key in best if key in tunable}, trials):
+    sweep = None
+    for key, values in _plan_trials(best, candidates, trials):
         tried += [{**best, key: value} for value in values if {**best, key: value} not in tried]
         if len(tried) < LEAST_TRIALS:
             continue
         sweep = train_sweep(plan_combinations(config, tried, out), resume, watch, jobs)
         if sweep.chosen is None:
-            return Tuned({}, len(tried), trials)
+            break
         best, resume = dict(sweep.chosen.values), True  # the trials of the keys before stay
+    return _describe_choice(sweep, tried, trials) if sweep else Tuned({}, len(tried), trials)
+
+
+def _describe_choice(sweep: Sweep, tried: Sequence[Values], trials: int) -> Tuned:
+    if sweep.chosen is None:
+        return Tuned({}, len(tried), trials, cost=sweep.budget)
     rates = {rate for values in tried if not isinstance(rate := values.get(LEARNING_RATE), Schedule | None)}
-    is_rate_at_end = len(rates) > 1 and best[LEARNING_RATE] in (min(rates), max(rates))
-    return Tuned(best if len(tried) >= LEAST_TRIALS else {}, len(tried), trials, is_rate_at_end)
+    is_rate_at_end = len(rates) > 1 and sweep.chosen.values[LEARNING_RATE] in (min(rates), max(rates))
+    return Tuned(sweep.chosen.values, len(tried), trials, is_rate_at_end, sweep.budget)
 
 
 def _plan_trials(start: Values, candidates: Mapping[str, Sequence[Any]], trials: int) -> Iterator[tuple[str, list[Any]]]:

@@ -1,10 +1,13 @@
-"""Which setting is best? Every combination of some values, each a run of its own, judged on data held out of training.
+"""Which setting is best? Combinations of some values, each a run of its own, judged on data held out of training.
+
+All combinations, or some that are drawn at random; with successive halving most of them end early.
 
 The plan of a sweep has local-only training beside the combinations, with which personal models are compared.
 """
 
+import math
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -16,13 +19,24 @@ from fedmutual.config import (
     Config,
     dump_config,
     is_pooled,
+    load_config,
     make_algorithm,
     override_config,
     parse_config,
+    read_dumped,
     read_tables,
     replace_algorithm,
 )
-from fedmutual.config.grid import Grid, expand_grid, format_value, list_combinations, make_folder_name, make_label
+from fedmutual.config.grid import (
+    Grid,
+    draw_combinations,
+    expand_grid,
+    format_value,
+    is_range,
+    list_combinations,
+    make_folder_name,
+    make_label,
+)
 from fedmutual.core import Diverged, get_metric
 from fedmutual.errors import ConfigError, UserError, warn_user
 from fedmutual.federation import build
@@ -30,19 +44,22 @@ from fedmutual.federation.experiment import Experiment
 from fedmutual.files import write_json
 from fedmutual.metric import ACCURACY
 from fedmutual.models import list_user_networks
-from fedmutual.report.choice import ScoredTrial, describe_choice, find_edges, pick_best
+from fedmutual.report.choice import ScoredTrial, describe_choice, find_edges, pick_best, rank_trials
 from fedmutual.results.estimate import Estimate
+from fedmutual.results.frame import read_runs
 from fedmutual.results.gains import Gains
 from fedmutual.role import LOCAL_ONLY
-from fedmutual.rundir.file_names import SUMMARY
+from fedmutual.rundir.file_names import CONFIG, SUMMARY
+from fedmutual.rundir.folder import find_schedule
 from fedmutual.scores import is_disclosed
 from fedmutual.studies import privacy_plan
 from fedmutual.studies.observers import Watch, make_warning_observers
-from fedmutual.studies.study import Setting, Study, check_folders, format_run, list_seeds, train_runs
+from fedmutual.studies.study import Runs, Setting, Study, check_folders, format_run, list_seeds, train_runs
 from fedmutual.user_code.recorded_code import set_trust
 
 RESULT = "sweep.json"
 SHARE = 0.1  # of each client's training data, held out where the experiment holds nothing out
+KEPT = 3  # successive halving keeps one setting of so many, and gives it so many times the rounds
 By = Literal["personal", "global"]
 
 
@@ -57,6 +74,9 @@ class Sweep:
     tried: tuple[ScoredTrial, ...]
     best: tuple[ScoredTrial, ...]  # one, or several that score the same; none where all diverged
     warnings: tuple[str, ...]  # one sentence each
+    budget: Mapping[
+        str, int | None
+    ]  # of all trainings, local-only too: runs, rounds, steps, forwards, bytes; None: not known
 
     @property
     def chosen(self) -> ScoredTrial | None:
@@ -76,6 +96,34 @@ class SweepPlan:
     local_only: Sequence[Setting | None]  # beside each combination; None where there are no personal models to compare
     study: Study  # of all settings, each once
     by: By | None = None
+    halving: bool = False
+
+    @property
+    def rungs(self) -> list[tuple[int, int]]:
+        """(round, how many settings train up to it), the last round at the end; without halving this one alone.
+
+        Each number of rounds is a multiple of `records.evaluate_every`, so that a resume finds the scores.
+        """
+        config, count, halvings = self.combinations[0].config, len(self.combinations), 0
+        rounds, every = config.rounds, config.records.evaluate_every
+        while self.halving and KEPT ** (halvings + 1) <= min(count, rounds // every):
+            halvings += 1
+        rungs = [
+            (math.ceil(rounds / KEPT**n / every) * every, count // KEPT ** (halvings - n)) for n in range(halvings, 0, -1)
+        ]
+        return [*rungs, (rounds, count // KEPT**halvings)]
+
+    @property
+    def most_trainings(self) -> int:
+        """How many runs are trained or continued, at most."""
+        runs, each = len(self.study.runs), len(self.study.runs) // len(self.study.settings)
+        beside = 2 if any(self.local_only) else 1
+        return sum(min(runs, beside * count * each) for _, count in self.rungs)
+
+    @property
+    def local_only_by_label(self) -> dict[str, Setting | None]:
+        """Label of a combination -> local-only training beside it."""
+        return dict(zip((setting.label for setting in self.combinations), self.local_only, strict=True))
 
 
 def sweep(
@@ -88,6 +136,8 @@ def sweep(
     watch: Watch | None = None,
     trust_code: bool = False,
     jobs: int | None = None,
+    trials: int | None = None,
+    halving: bool = False,
 ) -> Sweep:
     """Train every combination of a grid's values into OUT/<combination>/<seed>, and return all results.
 
@@ -95,11 +145,18 @@ def sweep(
     training data: of the model that a client would use, or with by="global" of the shared model. A setting that diverges is
     reported and not chosen.
 
-    grid: {"optimizer.lr": [0.003, 0.01, 0.03], "rounds": [5]}; a single value is fixed.
+    grid: {"optimizer.lr": [0.003, 0.01, 0.03], "rounds": [5]}; a single value is fixed. With `trials` also a range:
+    {"optimizer.lr": {"log-uniform": [0.001, 0.1]}}, or "uniform", or "integers" with both ends.
     out: the folder; None: `runs/<name>-sweep`.
     watch: returns the observer of a run, by the name of the run; in a worker process: start, notes, replies, scores, end.
     trust_code: with resume, continue with code that has changed since the runs recorded the code.
     jobs: how many runs are trained side by side; None: one for each core where that is faster.
+    trials: how many combinations are drawn at random; equal ones are trained once. None: all combinations are tried.
+    halving: successive halving. All settings train for a fraction of the rounds; the best third of them goes on, for three
+    times as many rounds, until the last ones have all rounds.
+
+    Source of halving: Jamieson and Talwalkar, 2016, https://arxiv.org/abs/1502.07943; of random search: Bergstra and
+    Bengio, 2012, https://jmlr.org/papers/v13/bergstra12a.html.
 
     Each remark, and each of `Sweep.warnings`, is a `RemarkWarning`.
 
@@ -107,7 +164,7 @@ def sweep(
         UserError: a combination cannot be trained; raised before the first training.
     """
     with set_trust(trust_code):
-        plan = plan_sweep(experiment, grid, seeds, by, None if out is None else Path(out))
+        plan = plan_sweep(experiment, grid, seeds, by, None if out is None else Path(out), trials, halving)
         result = train_sweep(plan, resume, make_warning_observers(watch), jobs)
     for warning in result.warnings:
         warn_user(warning)
@@ -115,9 +172,15 @@ def sweep(
 
 
 def plan_sweep(
-    experiment: Config | str | Path, grid: Grid, seeds: int = 1, by: By | None = None, out: Path | None = None
+    experiment: Config | str | Path,
+    grid: Grid,
+    seeds: int = 1,
+    by: By | None = None,
+    out: Path | None = None,
+    trials: int | None = None,
+    halving: bool = False,
 ) -> SweepPlan:
-    """Return the plan of a sweep, after a check of every combination of values.
+    """Return the plan of a sweep, after a check of every combination of values. trials, halving: as `sweep` takes them.
 
     If the experiment has no hold-out rows, a tenth of the training rows becomes hold-out rows, with a warning.
 
@@ -127,7 +190,7 @@ def plan_sweep(
         ConfigError: a combination is no experiment, two cannot be compared on the same rows, or `seeds` is below 1.
     """
     lists = expand_grid(grid)
-    several = [key for key, tried in lists.items() if len(tried) > 1]
+    several = [key for key, tried in lists.items() if len(tried) > 1 or is_range(tried[0])]
     if not several:
         in_python = '(in Python: {"optimizer.lr": [0.003, 0.01, 0.03]})'
         fix = f"give a key several values: --set optimizer.lr=0.003,0.01,0.03 {in_python}"
@@ -137,22 +200,55 @@ def plan_sweep(
         raise ConfigError(
             f"key {key!r} of the grid: settings are compared on the same hold-out rows, so it takes one value; {fix}"
         )
-    settings = _make_settings(experiment, list(list_combinations(lists)), several, by)
+    if trials is not None:
+        fixed = {key: values[0] for key, values in lists.items() if not is_range(values[0])}
+        read = experiment if isinstance(experiment, Config) else load_config(experiment, **fixed)
+        drawn = draw_combinations(lists, trials, read.seed)
+        combinations = [values for n, values in enumerate(drawn) if values not in drawn[:n]]
+    elif ranges := [key for key in several if is_range(lists[key][0])]:
+        fix = "say how many settings are drawn: --trials 20 (in Python: trials=20)"
+        raise ConfigError(f"key {ranges[0]!r} has a range, of which not every value can be tried; {fix}")
+    else:
+        combinations = [*list_combinations(lists)]
+    settings = _make_settings(experiment, combinations, several, by)
     first = settings[0].config
     local_only = _list_local_only(settings, several)
     each = {setting.folder: setting for setting in (*settings, *local_only) if setting is not None}
     study = Study([*each.values()], list_seeds(first, seeds), out or Path("runs") / f"{first.name}-sweep")
-    return SweepPlan(first.name, settings, local_only, study, by)
+    return _check_halving(SweepPlan(first.name, settings, local_only, study, by, halving))
 
 
-def plan_combinations(config: Config, combinations: Sequence[Mapping[str, Any]], out: Path) -> SweepPlan:
+def plan_combinations(
+    config: Config, combinations: Sequence[Mapping[str, Any]], out: Path, halving: bool = False
+) -> SweepPlan:
     """Return the plan of a sweep over combinations that have equal keys: one seed, no local-only training beside.
 
     Raises:
         ConfigError: as `plan_sweep`.
     """
     settings = _make_settings(config, combinations, tuple(combinations[0]), None)
-    return SweepPlan(config.name, settings, [None] * len(settings), Study(settings, [config.seed], out))
+    study = Study(settings, [config.seed], out)
+    return _check_halving(SweepPlan(config.name, settings, [None] * len(settings), study, halving=halving))
+
+
+def _check_halving(plan: SweepPlan) -> SweepPlan:
+    """Return the plan. Raise ConfigError if halving would change what a setting means, or end nothing early."""
+    if not plan.halving:
+        return plan
+    for setting in plan.combinations:
+        if (key := find_schedule(setting.config)) is not None:
+            raise ConfigError(
+                f"halving: the schedule {key!r} depends on the number of rounds; set one value, or leave it out"
+            )
+    if len({setting.config.rounds for setting in plan.combinations}) > 1:
+        raise ConfigError("halving: 'rounds' takes one value, of the settings that train to the end; or leave halving out")
+    if len(plan.rungs) < 2:
+        count, rounds = len(plan.combinations), plan.combinations[0].config.rounds
+        raise ConfigError(
+            f"halving: of {count} settings with {rounds} rounds none can end early; try {KEPT} settings or more, with more "
+            f"rounds than 'records.evaluate_every'"
+        )
+    return plan
 
 
 def _make_settings(
@@ -224,16 +320,54 @@ def _list_local_only(settings: Sequence[Setting], several: Sequence[str]) -> lis
 def train_sweep(plan: SweepPlan, resume: bool = False, watch: Watch | None = None, jobs: int | None = None) -> Sweep:
     """Train the plan, write OUT/sweep.json, and return the result. watch, jobs: as `train_runs` takes them.
 
+    With halving the runs of the best settings go on in their folders, and a resume reads each decision from the scores of
+    its round, also of runs that have more rounds by now.
+
     Raises:
         UserError: a folder, the data or a network is wrong; raised before the first run is trained.
     """
     study = plan.study
     check_folders(study.runs, resume)
     _rehearse(study)
-    diverged = train_runs(study.runs, resume, watch, jobs, tolerated=(Diverged,))
-    result = _judge_sweep(plan, diverged)
+    tried, left = dict[str, ScoredTrial](), [*plan.combinations]
+    for round, count in plan.rungs:
+        by_label = {setting.label: setting for setting in left[:count]}
+        diverged = train_runs(_list_rung(plan, by_label, round), resume, watch, jobs, tolerated=(Diverged,))
+        resume = True  # the best of these runs go on
+        scored = _score_settings(plan, by_label.values(), round, diverged)
+        tried |= scored
+        if not (left := [by_label[trial.label] for trial in rank_trials([*scored.values()])]):
+            break
+    result = _judge_sweep(plan, [tried[s.label] for s in plan.combinations], pick_best([*scored.values()]))
     write_json(study.out / RESULT, _make_sweep_record(plan, result))
     return result
+
+
+def _list_rung(plan: SweepPlan, chosen: Iterable[str], round: int) -> Runs:
+    """Return the runs of some labels, and of local-only training beside, up to a round; without those that are further."""
+    if not plan.halving:
+        return plan.study.runs
+    labels = {*chosen}
+    labels |= {beside.label for label in labels if (beside := plan.local_only_by_label[label]) is not None}
+    return {
+        folder: (key, config.model_copy(update={"rounds": round}))
+        for folder, (key, config) in plan.study.runs.items()
+        if key[0] in labels and not ((folder / CONFIG).exists() and read_dumped(folder / CONFIG).rounds > round)
+    }
+
+
+def _score_settings(
+    plan: SweepPlan, settings: Iterable[Setting], round: int, diverged: Mapping[Path, Exception]
+) -> dict[str, ScoredTrial]:
+    """Return label -> the scores of a setting after a round. diverged: folder of a run -> error."""
+    ended = {plan.study.runs[folder][0][:2]: str(problem) for folder, problem in diverged.items()}  # by setting and seed
+    scored, decides = {}, round if plan.halving else None
+    for setting in settings:
+        folders, local_only = plan.study.find_folders(setting), plan.local_only_by_label[setting.label]
+        errors = {seed: ended[setting.label, seed] for seed in folders if (setting.label, seed) in ended}
+        beside = plan.study.find_folders(local_only) if local_only else None
+        scored[setting.label] = ScoredTrial(setting.values, setting.label, folders, errors, plan.by, beside, decides)
+    return scored
 
 
 def _rehearse(study: Study) -> None:
@@ -268,18 +402,11 @@ def _check_scores(experiment: Experiment) -> None:
         raise ConfigError("the clients' tasks have no main metric in common to choose by; declare `metric` in the task")
 
 
-def _judge_sweep(plan: SweepPlan, diverged: Mapping[Path, Exception]) -> Sweep:
-    """Return the best setting, and warnings about this setting and others. diverged: folder of a run -> error."""
+def _judge_sweep(plan: SweepPlan, tried: Sequence[ScoredTrial], best: tuple[ScoredTrial, ...]) -> Sweep:
+    """Return the result, with warnings about the best setting and others, and the cost of all trainings."""
     study = plan.study
-    ended = {study.runs[folder][0][:2]: str(problem) for folder, problem in diverged.items()}  # by setting and seed
-    tried = []
-    for setting, local_only in zip(plan.combinations, plan.local_only, strict=True):
-        folders = study.find_folders(setting)
-        errors = {seed: ended[setting.label, seed] for seed in folders if (setting.label, seed) in ended}
-        beside = study.find_folders(local_only) if local_only else None
-        tried.append(ScoredTrial(setting.values, setting.label, folders, errors, plan.by, beside))
-    best = pick_best(tried)
-    warnings = describe_choice(tried, best, _find_ends_of_values(plan, tried, best[0]) if best else ())
+    trained_on = [trial for trial in tried if trial.round == max(filter(None, (t.round for t in tried)), default=None)]
+    warnings = describe_choice(trained_on, best, _find_ends_of_values(plan, tried, best[0]) if best else ())
     split = plan.combinations[0].config.split
     if split.folds and split.fold is None:
         warnings.append(
@@ -288,10 +415,21 @@ def _judge_sweep(plan: SweepPlan, diverged: Mapping[Path, Exception]) -> Sweep:
         )
     if cost := privacy_plan.describe_trials([*study.runs], plan.combinations[0].config):
         warnings.append(cost)
-    return Sweep(study.out, tuple(tried), best, tuple(warnings))
+    return Sweep(study.out, tuple(tried), best, tuple(warnings), _sum_costs([*study.runs]))
 
 
-def _find_ends_of_values(plan: SweepPlan, tried: list[ScoredTrial], chosen: ScoredTrial) -> Iterator[tuple[str, str, bool]]:
+def _sum_costs(folders: Sequence[Path]) -> dict[str, int | None]:
+    """Return what the runs that were begun took, with those that ended early or diverged."""
+    runs = read_runs(folder for folder in folders if (folder / CONFIG).exists())
+    rounds = sum(int(run.work["round"].max(initial=0)) for run in runs)
+    known = {key: [run.totals[key] for run in runs] for key in ("steps", "forwards", "down", "up")}
+    sums = {key: None if None in numbers else sum(filter(None, numbers)) for key, numbers in known.items()}
+    return {"runs": len(runs), "rounds": rounds, **sums}
+
+
+def _find_ends_of_values(
+    plan: SweepPlan, tried: Sequence[ScoredTrial], chosen: ScoredTrial
+) -> Iterator[tuple[str, str, bool]]:
     """Yield (key, chosen value as TOML, whether it is the largest) where a better value may lie beyond the tried ones."""
     config = next(s.config for s in plan.combinations if s.label == chosen.label)
     for key, value, neighbour in find_edges(tried, chosen):
@@ -314,6 +452,7 @@ def _make_sweep_record(plan: SweepPlan, sweep: Sweep) -> dict[str, Any]:
                 "set": _format_settings(tried),
                 "runs": [path.relative_to(sweep.folder).as_posix() for path in tried.folders.values()],
                 "diverged": {str(seed): how for seed, how in tried.diverged.items()},
+                **({} if tried.round is None else {"rounds": tried.round}),
                 "model": tried.model,
                 f"holdout_{tried.metric.name}": scores,
                 "over_local_only": _make_number(tried.gain.estimate) if isinstance(tried.gain, Gains) else None,
@@ -328,6 +467,7 @@ def _make_sweep_record(plan: SweepPlan, sweep: Sweep) -> dict[str, Any]:
         "settings": settings,
         "best": [tried.label for tried in sweep.best],
         "chosen": _format_settings(sweep.chosen) if sweep.chosen else None,
+        "budget": dict(sweep.budget),
         "warnings": list(sweep.warnings),
     }
 
