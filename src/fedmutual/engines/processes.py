@@ -39,6 +39,7 @@ from fedmutual.engines.workers import (
     pack_host_request,
     pack_payload,
     split_clients,
+    unpack_payload,
 )
 from fedmutual.rundir.checkpoint import collect_client_state, restore_client
 from fedmutual.stepping import Progress, steps, with_client_settings, work
@@ -101,7 +102,7 @@ class Processes(Simulation):
 
     def _read_results(self, number: int, arguments: Arguments) -> Iterator[tuple[str, Any]]:
         """Yield (client, result) as clients finish; pass begun phases on to idle workers."""
-        begun: dict[str, Progress] = {}
+        begun: dict[str, BegunPhase] = {}
         left = set(arguments)
         while left:
             for i in list(begun):
@@ -110,7 +111,7 @@ class Processes(Simulation):
                     self._workers[other].send_job(number, end_phase, {i: (*arguments[i], begun.pop(i))})
                     self._homes[i] = other
             for i, result in self._read_replies(number):
-                if isinstance(result, Progress):
+                if isinstance(result, BegunPhase):
                     begun[i] = result
                 else:
                     left.remove(i)
@@ -137,8 +138,12 @@ class Processes(Simulation):
         return [(client, result) for job, client, result, _ in replies if job == number]
 
 
+class BegunPhase(bytes):
+    """A packed `Progress`. The parent process passes it on unread: it has a tensor for each loss term of each step."""
+
+
 @compute_on_cpu()
-def begin_phase(client: Client, phase: Phase, inbox: Message, declared: Spec, at: At, share: float) -> Progress | Reply:
+def begin_phase(client: Client, phase: Phase, inbox: Message, declared: Spec, at: At, share: float) -> BegunPhase | Reply:
     """Take the first steps of a phase, about this share of them, and return what another worker needs for the rest.
 
     Return the reply if the share is 1, or if the phase cannot be handed over: if it does not count its steps, if noise is
@@ -160,17 +165,18 @@ def begin_phase(client: Client, phase: Phase, inbox: Message, declared: Spec, at
                 return release_reply(client, phase, inbox, declared, end.value)
         stepping.close()
         progress.state, progress.stream = collect_client_state(client, in_phase=True), torch.get_rng_state()
-        return progress
+        return BegunPhase(pack_payload(progress))
 
 
 @compute_on_cpu()
-def end_phase(client: Client, phase: Phase, inbox: Message, declared: Spec, at: At, progress: Progress) -> Reply:
+def end_phase(client: Client, phase: Phase, inbox: Message, declared: Spec, at: At, begun: BegunPhase) -> Reply:
     """Take the other steps of a phase that another worker began; return the reply.
 
     Raises:
         Diverged, Refused, AlgorithmError: as `participate`.
     """
     with raise_user_errors(phase, client.id):
+        progress: Progress = unpack_payload(begun)
         restore_client(client, progress.state)
         return release_reply(client, phase, inbox, declared, work(phase, client, inbox, at, progress))
 
