@@ -94,3 +94,12 @@ def test_honest_sites_lose_less_than_two_points_unless_the_rule_is_switched_off(
     if reason is not ...:
         assert bool(notes) == (reason is not None)
         assert all("'west'" in note and reason in note for note in notes)
+
+
+@pytest.mark.parametrize("attack", ["flipped", "flipped far", "replaced"])
+def test_a_hostile_newcomer_counts_no_more_than_another_site(attack, tmp_path):
+    """Its update is not refused, and the shared model loses a few points; with ten times the others' norm it lost 18."""
+    accuracies, notes = federated(tmp_path, "mean", attack, joins={"west": 2})
+    assert min(accuracies["shared", i] for i in ("north", "south")) > 0.9
+    assert notes
+    assert all("site 'west' joined lately, and its update is shortened to the median norm" in note for note in notes)

@@ -95,6 +95,17 @@ def test_a_site_joins_from_its_round_on_with_its_own_start(tmp_path):
     assert federation.about("west") == []
 
 
+def test_no_round_of_a_site_that_joins_late_is_lost(tmp_path):
+    """Its personal network knows nothing yet, so its first updates are opposed to those of the others."""
+    common = {**COMMON, "rounds": 34, "optimizer": {"lr": 0.1}}
+    federation = Federation(tmp_path / "fed", common, FOUR, quorum=2, joins={"west": 30}).run()
+    assert {
+        line["round"] for line in read_lines(federation.server / "ledger.jsonl") if line["client"] == "west" and line["up"]
+    } == {*range(30, 35)}
+    assert any("site 'west' joined lately, and its update is shortened" in note for note in federation.notes)
+    assert not any("left out" in note for note in federation.about("west"))
+
+
 REFUSED = [
     ({"evaluators": ["x"]}, {}, "'sites.evaluators' names 'x'"),
     ({"evaluators": ["west"], "joins": {"west": 2}}, {}, "'west' is one of 'sites.evaluators'"),

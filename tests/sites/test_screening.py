@@ -88,9 +88,36 @@ def test_a_compressed_update_is_measured_as_the_model_that_it_stands_for():
     replies = {"north": reply(1.0), "south": reply(1.0), "west": reply(5.0)}
     assert restore_model(sent, replies["west"])["w"].max() == 25.0
     assert screen(replies, dict.fromkeys(replies, sent), LIMITS, {}, SHARED)[0] == {}  # measures the factors
-    refused, norms = screen(replies, dict.fromkeys(replies, sent), LIMITS, {}, FEDKD)
+    refused, norms, _ = screen(replies, dict.fromkeys(replies, sent), LIMITS, {}, FEDKD)
     assert refused.keys() == {"west"}
     assert norms == {"north": 8.0, "south": 8.0}
+
+
+@pytest.mark.parametrize("update", [(-30.0, -40.0), (3e30, 4e30), (12.0, 16.0)], ids=["opposed", "too long", "longer"])
+def test_a_newcomers_update_is_shortened_to_the_median_of_the_others(update):
+    """The others' norms are 4 and 6; the direction stays. Any site may send such an update, so a liar gains nothing."""
+    sent = {"w": torch.tensor([1.0, 1.0]), "n": torch.tensor(7)}
+    updates = {"north": (0.0, 4.0), "south": (3.6, 4.8), "west": update}  # cosine 0.8
+    replies = {i: {"w": sent["w"] + torch.tensor(u), "n": torch.tensor(8)} for i, u in updates.items()}
+    given = replies, dict.fromkeys(replies, sent), LIMITS, {}, SHARED
+    assert screen(*given)[0].keys() == ({"west"} if update[0] != 12 else set())
+    refused, norms, shortened = screen(*given, ["west"])
+    assert refused == {}
+    assert norms["west"] == pytest.approx(5.0)
+    sign = 1 if update[0] > 0 else -1
+    assert torch.allclose(shortened["west"]["w"], torch.tensor([1 + 3.0 * sign, 1 + 4.0 * sign]))
+    assert shortened["west"]["n"] == 8
+
+
+def test_a_newcomers_false_count_is_refused():
+    replies, sent = counted(west=5501, north=600, south=500)
+    assert screen(replies, sent, LIMITS, {}, SHARED, ["west"])[0].keys() == {"west"}
+
+
+def test_a_newcomer_is_one_for_ten_rounds():
+    limits = LIMITS.model_copy(update={"joins": {"west": 30}})
+    assert [r for r in range(100) if limits.is_newcomer("west", r - 1)][-1] == 39
+    assert not any(limits.is_newcomer("north", r) for r in range(100))
 
 
 def counted(**counts):

@@ -174,12 +174,18 @@ class SitesEngine(Engine):
         return outcome
 
     def _screen(self, outcome: PhaseOutcome, round: int, inboxes: Mapping[str, Message]) -> None:
-        """Refuse the messages that are too far from the others; record the norms and counts of the other messages."""
+        """Refuse or shorten the messages that are too far from the others; record norms and counts of the used messages."""
         messages = {i: get_screened(reply.message) for i, reply in outcome.replies.items() if reply.message}
         if not messages:
             return
         contract, sent = self._contract, {i: inboxes[i] for i in messages}
-        refused, norms = screen(messages, sent, contract.sites, self._journal.examples, contract.algorithm)
+        newcomers = [i for i in messages if contract.sites.is_newcomer(i, round)]
+        refused, norms, shortened = screen(
+            messages, sent, contract.sites, self._journal.examples, contract.algorithm, newcomers
+        )
+        for i, message in shortened.items():
+            self._remarks.append(f"site {i!r} joined lately, and its update is shortened to the median norm of the others'")
+            outcome.replies[i] = outcome.replies[i]._replace(message=message)
         for i, why in refused.items():
             self._remarks.append(f"site {i!r} is left out: {why}")
             del outcome.replies[i], messages[i]

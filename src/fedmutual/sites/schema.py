@@ -29,6 +29,7 @@ WORK_FOLDER = "flare"  # FLARE's, in a state folder, beside those of federations
 CLOCK_FILE = "clock.json"  # in it: how far the clock of the server is ahead of a site's
 MOST_AHEAD = 60.0  # seconds between two clocks from which the operator is warned
 PRIVACY_FOLDER = "privacy"  # the ledgers of the privacy budget and the secret of the noise, in a site's state folder
+WARM_UP = 10  # rounds from that of `sites.joins` on in which an update counts at most as long as the others' median
 SITE_KEYS = (  # only for site.toml: of a site's own data and budget
     *("data.name", "data.root", "data.test", "data.group_by", "data.label", "data.labels"),
     *("privacy.epsilon", "privacy.delta", "privacy.accountant"),
@@ -189,6 +190,10 @@ class SitesTable(Section):
     def takes_part(self, site: str, round: int) -> bool:
         """Return whether a site has joined in a round, from 0; the start is round -1."""
         return self.joins.get(site, 1) <= max(round + 1, 1)
+
+    def is_newcomer(self, site: str, round: int) -> bool:
+        """Return whether a round, from 0, is one of the first `WARM_UP` rounds of a site that joined later."""
+        return 1 < self.joins.get(site, 1) > round + 1 - WARM_UP
 
     def describe_roles(self) -> Iterator[str]:
         """Yield a sentence on each site that does not train and vote from round 1."""

@@ -3,13 +3,18 @@
 One large update dominates a mean, so the norm of each update is bounded by the median norm of the other sites. A long
 update against the common direction of all others is refused, too. An update within both bounds may still be hostile: only
 a robust aggregation rule (`server.aggregate`) protects against such an update.
+
+A site that joins later first learns what the others already know: its updates are large and may be opposed, although it is
+honest. In its first rounds its update is therefore not refused, but is at most as long as the median of the others'. A
+hostile site may send such a short update in any round, so it gains nothing.
 """
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import combinations
 from statistics import median
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +28,14 @@ COSINE = 0.15  # from here two updates agree; to its negative they are opposed (
 _COUNTER = 2**31  # more than the batches of any round; repeated larger steps would overflow a 64-bit counter
 Update = tuple[Message, Message]
 """A site's reply, and the message that was sent to the site."""
+
+
+class Screened(NamedTuple):
+    """The result of `screen`: by site."""
+
+    refused: dict[str, str]  # why a reply is not used, in one clause with equal text in every round
+    norms: dict[str, float]  # norms of the usable updates; empty where messages are not updates of the sent model
+    shortened: dict[str, Message]  # the replies to use of newcomers, where an update was longer than the others' median
 
 
 def _compute_change(update: Update, name: str) -> Tensor:
@@ -60,24 +73,28 @@ def screen(
     limits: SitesTable,
     known: Mapping[str, int],
     algorithm: Algorithm,
-) -> tuple[dict[str, str], dict[str, float]]:
+    newcomers: Collection[str] = (),
+) -> Screened:
     """Compare the replies of a phase with the limits of a contract and with each other.
 
     Where the algorithm shares a model, a reply is an update of the sent model. Other replies, such as FedMD's logits and
     FedProto's prototypes, are compared without subtraction: an honest site without a class may move these far away. Their
     limit is the square, because the size of logits differs more between architectures than the norm of an update.
 
-    sent: site -> the message to that site. known: site -> the number of examples that the site stated first.
-
-    Returns:
-        Site -> why its reply is not used, in one clause with equal text in every round; and site -> norm of its usable
-        update, empty where messages are not updates of the sent model.
+    sent: site -> the message to that site. known: site -> the number of examples that the site stated first. newcomers:
+    sites with updates of at most the median norm of the others, in any direction; not where updates are compressed (FedKD).
     """
     updates, restore, most = "global" in algorithm.scores, algorithm.restore, limits.update_limit
     refused = {i: why for i, reply in replies.items() if (why := _find_fault(i, reply, sent[i], limits, known))}
     usable = {i: reply if restore is None else restore(sent[i], reply) for i, reply in replies.items() if i not in refused}
     changes: dict[str, Update] = {i: (reply, sent[i] if updates else {}) for i, reply in usable.items()}
     norms = {i: compute_norm(change) for i, change in changes.items()}
+    usual, shortened = [norm for i, norm in norms.items() if i not in newcomers], dict[str, Message]()
+    if updates and restore is None and usual:
+        longer = [i for i, norm in norms.items() if i in newcomers and norm > median(usual)]
+        shortened = {i: _shorten(changes[i], median(usual)) for i in longer}
+        norms |= dict.fromkeys(shortened, median(usual))
+        changes |= {i: (reply, sent[i]) for i, reply in shortened.items()}
     counts = {i: float(reply[N_K]) for i, reply in usable.items() if N_K in reply and limits.examples_limit is None}
     too_many = f"its n_k is more than {most:g} times the median of the others'; sites.examples_limit can allow it"
     refused |= dict.fromkeys(find_outliers(counts, most), too_many)
@@ -86,12 +103,21 @@ def screen(
     refused |= dict.fromkeys(find_outliers(norms, limit), too_large)
     if updates and limits.refuse_opposed:
         opposed = find_opposed({i: change for i, change in changes.items() if i not in refused})
-        if opposed is not None:
+        if opposed is not None and opposed not in newcomers:
             refused[opposed] = (
                 "its update points against the updates of all others, which agree, and is longer than their median "
                 "(sites.refuse_opposed)"
             )
-    return refused, {i: norm for i, norm in norms.items() if updates and i not in refused}
+    norms = {i: norm for i, norm in norms.items() if updates and i not in refused}
+    return Screened(refused, norms, {i: reply for i, reply in shortened.items() if i not in refused})
+
+
+def _shorten(update: Update, norm: float) -> Message:
+    """Return the reply with an update of this norm in the same direction. Whole numbers do not change."""
+    reply, sent = update
+    scale = norm / compute_norm(update)
+    shorter = {name: scale * _compute_change(update, name) for name in _list_names(update)}
+    return {**reply, **{k: (v + sent[k].double() if k in sent else v).to(reply[k].dtype) for k, v in shorter.items()}}
 
 
 def find_opposed(updates: Mapping[str, Update]) -> str | None:
