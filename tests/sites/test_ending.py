@@ -8,6 +8,9 @@ import time
 import psutil
 import pytest
 
+from fedmutual.sites.ledger import read_ledger
+from fedmutual.sites.protocol import WORK
+from log_lines import read_lines
 from loopback import JOBS, loopback
 from wards import COMMON, SITES
 
@@ -36,6 +39,20 @@ def test_ctrl_c_and_sigterm_end_them_in_the_middle_of_a_round(tmp_path):
             assert message in fed.log(name)
             assert "Traceback" not in fed.log(name)
             fed.wait(lambda jobs=jobs: not any(map(alive, jobs)), 30, f"the job of {name} ends")
+            if name == "south":
+                fed.wait(lambda: find_answered(fed) <= find_saved(fed), 30, "the last answer of south counts")
+
+
+def find_answered(fed):
+    """Return the rounds that south trained."""
+    lines = read_ledger(fed.configs["south"].parent / "state" / "wards")
+    return {line["round"] for line in lines if line["what"] == WORK and line["tensors"]}
+
+
+def find_saved(fed):
+    """Return the rounds that the server saved with south."""
+    lines = read_lines(fed.folder / "server" / "wards" / "ledger.jsonl")
+    return {line["round"] for line in lines if line["client"] == "south" and line["up"]}
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])

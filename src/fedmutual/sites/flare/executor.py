@@ -19,6 +19,7 @@ from nvflare.apis.signal import Signal
 
 from fedmutual.errors import RunError, UserError
 from fedmutual.files import FORMAT, write_json
+from fedmutual.rundir.folder import lock_folder
 from fedmutual.sites.contract import accept_contract, check_rounds
 from fedmutual.sites.flare.access_control import PEER_TOPIC
 from fedmutual.sites.flare.progress import name_lines, print_line
@@ -26,7 +27,7 @@ from fedmutual.sites.flare.workspace import BODY, CLOCK, read_pointer, remove_jo
 from fedmutual.sites.leaving import note_told
 from fedmutual.sites.modules import leave_working_folders
 from fedmutual.sites.protocol import MalformedMessage, SiteAnswer, pack_message, read_order
-from fedmutual.sites.schema import CLOCK_FILE, MOST_AHEAD
+from fedmutual.sites.schema import CLOCK_FILE, MOST_AHEAD, WORK_FOLDER
 from fedmutual.sites.site_runtime import SiteRuntime, hold_runtime
 from fedmutual.sites.site_settings import read_site_file
 from fedmutual.user_code import plugins
@@ -34,20 +35,28 @@ from fedmutual.user_code import plugins
 _LINE_INTERVAL = 10.0  # seconds between lines on the console
 _FIRST_PAUSE = 30.0  # seconds until a site that could not start tries again; doubled after each try
 _SIGN_OUT = 2.0  # seconds that the server may take to know that this process ends
+_LAST_ANSWER = 5.0  # seconds that this process waits for the end of its answer before that
 _PATIENCE = 20.0  # seconds until the previous job must release the state, and until a message must be taken
 
 
 _client: Any = None  # FLARE's object of this process, when it has registered at the server
+_last = ExitStack()  # the lock of an ending process, held until its end
 
 
-def sign_out() -> None:
-    """Tell the server that this site's process ends: then no round waits for its answer."""
+def sign_out(work: Path) -> None:
+    """Tell the server that this site's process ends: then no round waits for its answer.
+
+    An answer in progress is finished first, if this takes less than `_LAST_ANSWER`, and the job begins no other order.
+    work: FLARE's workspace of this process, whose lock the job holds from an order until its answer is sent.
+    """
 
     def send() -> None:
         with suppress(Exception), _client.engine.new_context() as fl_ctx:  # the server may be gone, too
             _client.communicator.heartbeat_done = True  # a later heartbeat would connect this site again
             _client.logout_client(fl_ctx)
 
+    with suppress(RunError):
+        _last.enter_context(lock_folder(work, patience=_LAST_ANSWER))
     thread = Thread(target=send, daemon=True)
     thread.start()
     thread.join(_SIGN_OUT)
@@ -80,6 +89,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]
         self._contract = contract
         self._runtime: SiteRuntime | None = None
         self._open, self._printed_at = ExitStack(), 0.0  # the lock of the state, and the journal
+        self._answering = ExitStack()  # the lock of FLARE's workspace: see `sign_out`
         self._next_try, self._pause = 0.0, _FIRST_PAUSE
         self._refusals: Counter[str] = Counter()  # kind -> lines about it so far
 
@@ -88,11 +98,13 @@ class SiteExecutor(Executor):  # type: ignore[misc]
         if event_type == EventType.START_RUN:
             self._try_start(fl_ctx)
         elif event_type == EventType.AFTER_SEND_TASK_RESULT and self._runtime is not None:
+            self._answering.close()
             if self._runtime.has_left:
                 note_told(self._runtime.state)
             else:
                 self._runtime.train_alone()  # while other sites still work
         elif event_type == EventType.END_RUN:
+            self._answering.close()
             self._open.close()
             print_line("the job is over; waiting for the next")
 
@@ -109,6 +121,9 @@ class SiteExecutor(Executor):  # type: ignore[misc]
             if self._runtime is None:
                 problem = "it does not take part; its operator reads why"
                 return _make_answer(pack_message(SiteAnswer(read_order(content)[0], problem=problem), {}))
+            self._answering.close()  # of an order whose answer FLARE did not send
+            lock = lock_folder(self._runtime.state / WORK_FOLDER, "ends", "start it again", patience=_PATIENCE)
+            self._answering.enter_context(lock)
             answer = self._runtime.carry_out(content)
             self._send_to_peers(self._runtime.make_peer_messages(content), fl_ctx)
             if time.monotonic() - self._printed_at > _LINE_INTERVAL:

@@ -66,7 +66,7 @@ def run_process(kit: Kit, state: Path, pointer: Mapping[str, Any], end: Callable
             return main(args)
         except KeyboardInterrupt as interrupt:
             if kit.kind == "site":
-                importlib.import_module(f"{_OURS}.executor").sign_out()
+                importlib.import_module(f"{_OURS}.executor").sign_out(work)
             return end(interrupt)
 
     code: int = monitor.run(main_func=run_until_interrupt, run_dir=str(work), args=arguments)

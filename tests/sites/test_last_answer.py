@@ -1,0 +1,73 @@
+"""A site that is told to stop between its training and its answer sends the answer first, in a bounded time."""
+
+import json
+import threading
+import time
+from unittest.mock import MagicMock
+
+import pytest
+
+pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed (the extra fedmutual[sites])")
+
+from fedmutual.rundir.folder import is_locked, lock_folder
+from fedmutual.sites import contract as contracts
+from fedmutual.sites.flare import executor
+from fedmutual.sites.protocol import WORK, Order, pack_message
+from fedmutual.user_code import plugins
+from wards import COMMON, MLPS, contract, site
+
+pytestmark = pytest.mark.sites
+
+
+class Context:
+    """As much of FLARE's as a site asks for when a job begins: its workspace."""
+
+    def __init__(self, folder):
+        self.get_prop = lambda key: self
+        self.get_root_dir = lambda: str(folder)
+
+
+def test_a_job_holds_the_lock_from_an_order_until_its_answer_is_sent(tmp_path, monkeypatch):
+    monkeypatch.setattr(plugins, "process_rule", None)  # a site confines its process
+    agreed, work = contracts.read_contract(contract(tmp_path, COMMON, MLPS)), tmp_path / "north" / "state" / "flare"
+    (work / "local").mkdir(parents=True)
+    config = site(tmp_path, "north", MLPS["north"])
+    about = {"config": str(config), "contracts": [agreed.record()], "rounds": COMMON["rounds"]}
+    (work / "local" / "fedmutual.json").write_text(json.dumps(about))
+    job, context = executor.SiteExecutor(json.dumps(agreed.record())), Context(work)
+    job.handle_event("_start_run", context)
+    for round in range(2):  # an answer that was never sent does not block the next order
+        task = executor.Shareable()
+        task[executor.BODY] = pack_message(Order(WORK, round, 0), {})
+        job.execute("do", task, context, None)
+        assert is_locked(work)
+    job.handle_event(executor.EventType.AFTER_SEND_TASK_RESULT, context)
+    assert not is_locked(work)
+    job.handle_event("_end_run", context)
+
+
+@pytest.mark.parametrize("is_sent", [True, False])
+def test_a_site_signs_out_after_its_answer_or_after_a_limit(is_sent, tmp_path, monkeypatch):
+    client, events = MagicMock(), []
+    client.logout_client = lambda context: events.append("signed out")
+    monkeypatch.setattr(executor, "_client", client)
+    monkeypatch.setattr(executor, "_LAST_ANSWER", 5.0 if is_sent else 0.2)
+    is_begun, is_over = threading.Event(), threading.Event()
+
+    def answer():
+        with lock_folder(tmp_path):
+            is_begun.set()
+            is_over.wait(0.3 if is_sent else 30)
+            events.append("answered")
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    is_begun.wait()
+    began = time.monotonic()
+    executor.sign_out(tmp_path)
+    assert time.monotonic() < began + 5
+    assert events == (["answered", "signed out"] if is_sent else ["signed out"])
+    assert is_locked(tmp_path)  # the job begins no other order
+    is_over.set()
+    thread.join()
+    executor._last.close()
