@@ -8,6 +8,7 @@ from fedmutual.errors import RunError
 from fedmutual.rundir.checkpoint import make_file_name, read_checkpoint, read_state
 from fedmutual.rundir.file_names import LEDGER, METRICS
 from fedmutual.sites import contract as contracts
+from fedmutual.sites.engine import TooFew
 from fedmutual.sites.protocol import ATTEMPTS, WORK, pack_message, read_answer
 from fedmutual.sites.server_journal import ServerJournal
 from log_lines import read_lines
@@ -148,3 +149,11 @@ def test_real_sites_go_back_as_if_the_poisoned_round_had_not_been(tmp_path):
     ends = away.personal("north", "south")
     assert all(same(model, ends[i]) for i, model in poisoned.personal("north", "south").items())
     assert same(poisoned.model, away.model)
+
+
+def test_a_round_without_a_quorum_is_named_by_its_number(tmp_path):
+    federation = wards.Federation(tmp_path / "fed", SIX, MLPS, quorum=3)
+    federation.transport.before = lambda round, phase: federation.transport.silent.update({"west"} if round == 2 else ())
+    with pytest.raises(TooFew, match="2 of 3 sites did their part, and 3 are needed"):
+        federation.run()
+    assert federation.notes == ["note in round 3: site 'west' is left out: it did not answer in time"]

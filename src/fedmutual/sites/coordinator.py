@@ -102,6 +102,7 @@ class Coordinator:
                     actions = journal.go_back(problem.diverged, contract.sites.update_limit)
                     _log_remarks(logs, problem.round + 1, [*engine.take_remarks(), str(problem), *actions])
                 except (TooFew, UserError):
+                    saved = read_checkpoint(self.folder)  # several rounds may have been saved since
                     _log_remarks(logs, (saved.round if saved else 0) + 1, engine.take_remarks())
                     raise
                 server, saved = self._restore(first_state, name)
