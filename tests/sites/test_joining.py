@@ -52,3 +52,13 @@ def test_two_federations_tell_whether_joining_pays(tmp_path, cli):
     sentences = " ".join(list_findings(at_home))  # a site finds out for itself
     assert "unfinished" not in sentences
     assert "one client, so no interval" in sentences
+
+
+def test_under_differential_privacy_the_advice_can_be_followed(tmp_path):
+    """No site may then disclose scores: the server's page says where the gain is, and the site's page has it."""
+    private = {"privacy": {"nets": "both", "sigma": 2.0}, "share": {"metrics": "none"}, "rounds": 2}
+    budget = {"privacy": {"epsilon": 50.0}}
+    federation = Federation(tmp_path / "wards", COMMON | private, PLAIN, site_tables=budget, baseline=True).run()
+    fix = "with privacy.nets no site discloses scores; each site sees its gain: `fedmutual report STATE/NAME`."
+    assert list_findings([federation.server])[0].endswith(fix)
+    assert "local-only" in " ".join(list_findings([federation["north"].folder]))

@@ -212,6 +212,8 @@ def explain_no_local(comparison: RunComparison) -> str:
     fix = f"`fedmutual compare FILE.toml --methods {first},{LOCAL_ONLY}` makes it"
     if comparison.at_sites:
         fix = "submit the federation under another name with `sites.baseline = true`, at sites that disclose scores"
+        if comparison.first.config.get("privacy", {}).get("nets", "none") != "none":  # which no site may then
+            fix = "with privacy.nets no site discloses scores; each site sees its gain: `fedmutual report STATE/NAME`"
     return f"local-only training ({LOCAL_ONLY}) is not among these runs; {fix}"
 
 
