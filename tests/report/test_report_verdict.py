@@ -206,7 +206,7 @@ def test_the_findings_of(case, tmp_path):
 
 
 def test_without_local_only_it_says_what_is_missing_and_how_to_get_it(tmp_path):
-    methods = [make_two_models(NONE, SAME_FOR_ALL), Made("fedavg", plus(*NONE))]
+    methods = [make_two_models(NONE, SAME_FOR_ALL), Made("fedavg", plus(*NONE)), Made("fedprox", plus(*NONE))]
     sentences = list_findings(write_all(tmp_path, methods, [0, 1, 2]))
     assert sentences[0] == (
         "These runs cannot say whether federating pays: local-only training (independent) is not among these runs; "
@@ -214,6 +214,21 @@ def test_without_local_only_it_says_what_is_missing_and_how_to_get_it(tmp_path):
     )
     assert "by 10.0 points (equal in all 3 seeds), for 9 of 9 clients over 3 seeds." in sentences[1]
     assert any(s.startswith("Against FedAvg: on the clients' own validation data FML") for s in sentences)
+
+
+def test_two_runs_without_local_only_are_compared_with_each_other(tmp_path):
+    folders = write_all(tmp_path, [Made("fml", plus(0.1, 0.2, 0.3)), Made("fedavg", plus(*NONE))], [0])
+    (comparison,) = compare_folders(folders)
+    verdict = verdicts.judge(comparison)
+    assert verdict.question == "Is FML better than FedAvg?"
+    assert verdict.lead.startswith("Against FedAvg: on the clients' own validation data FML is 20.0 points ahead")
+    assert verdict.highlights[0].startswith("These runs cannot say whether federating pays")
+    apart = write_all(tmp_path / "apart", [Made("fml", plus(0.1, 0.2, 0.3))], [0])
+    apart += write_all(tmp_path / "apart", [Made("fedavg", plus(*NONE))], [1])
+    (comparison,) = compare_folders(apart)
+    assert verdicts.judge(comparison).lead == (
+        "FML and FedAvg cannot be compared: no run of the other method has the same seed and the same partition."
+    )
 
 
 def test_local_only_training_on_another_partition_is_not_a_baseline(tmp_path):

@@ -70,6 +70,14 @@ def judge(comparison: RunComparison) -> Verdict:
     )
     doubts = [*find_doubts(comparison, [g.estimate for g in gains.values() if isinstance(g, Gains)])]
     question, lead, best, harm, facts = (render(decision, m, scale) for m in ("question", "lead", "best", "harm", "data"))
+    if len(comparison.methods) == 2 and len({(m.federated, m.is_pooled) for m in comparison.methods}) == 1:
+        first, second = comparison.methods
+        gains_over_other = pair_clients(first.counted, second.counted)
+        decision.rivals = first.method, second.method
+        decision.of_one = first.runs[0].method.title if first.algorithm == second.algorithm else ""
+        decision.apart = gains_over_other.why if isinstance(gains_over_other, Missing) else ""
+        question, apart = (render(decision, macro, scale) for macro in ("which_is_better", "not_paired"))
+        best, lead = lead, next(_compare_with_rivals(comparison, first, [second]), apart)
     highlights = [sentence for sentence in (best, harm, *(doubts[:1] or [facts])) if sentence]
     sentences = (*find_findings(comparison), *doubts, *comparison.remarks)
     return Verdict(question, lead, tuple(highlights[:HIGHLIGHTS]), sentences)
