@@ -151,6 +151,8 @@ def test_predict_export_card_and_page_use_what_score_fitted(digits, cli, monkeyp
     cli.run("report", digits)
     page = Path("report.html").read_text()
     assert "personal model of 1, round 2: test rows" in page
+    assert 'aria-label="Frequency by mean probability; the numbers are in the table below"' in page
+    assert ">client 1</text>" in page  # the curve of the test rows
     cli.run("run", "small.toml", "--resume", "--out", digits, *[
         word for key in ("rounds=3", "split.holdout=0.3", "optimizer.lr=0.3") for word in ("--set", key)
     ])  # fmt: skip

@@ -186,6 +186,32 @@ def test_groups_are_scored_beside_all_other_rows(table, cli, tmp_path):
         fedmutual.Run(table).score(frame, label="state", by="shift")
 
 
+def test_kept_groups_of_test_rows_are_in_card_and_page(table, cli, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedmutual.studies.export.find_spec", lambda name: None)  # no ONNX, which takes a second
+    lines = (tmp_path / "t.csv").read_text().splitlines()
+    wards = ["ward", *("ab*"[k % 3] for k in range(60))]
+    (tmp_path / "t.csv").write_text("".join(f"{line},{ward}\n" for line, ward in zip(lines, wards, strict=True)))
+    text = (tmp_path / "t.toml").read_text().replace('label = "state"', 'label = "state", drop = ["ward"]')
+    (tmp_path / "t.toml").write_text(text)
+    cli.run("run", "t.toml", "--out", "w")
+    scores = json.loads(cli.run("score", "w", "--client", "1", "--by", "ward", "--keep", "--json")[0])["groups"]
+    cli.run("score", "w", "--by", "ward", "--keep")
+    first, shared = json.loads((tmp_path / "w" / "subgroups.json").read_text())["models"]
+    assert (first["client"], first["role"], first["by"], shared["client"]) == ("1", "personal", "ward", None)
+    assert {name: list(group.values()) for name, group in scores.items()} == first["groups"]
+    fedmutual.Run("w").export("model", "1")
+    card, a = (tmp_path / "model" / "README.md").read_text(), scores["a"]
+    assert f"| a | {a['examples']} | {100 * a['value']:.1f} | {100 * a['interval'][0]:.1f} to " in card
+    assert "| \\* | " in card
+    assert card.count("Test rows by ward") == 1, "the card of a client's model has no other model's groups"
+    cli.run("report", "w")
+    page = (tmp_path / "report.html").read_text()
+    assert "Test rows by ward" in page
+    assert "seed 0, personal model of 1, round 1" in page
+    for words in (("--by", "ward", "t.csv"), ()):
+        assert "--keep is for groups of the run's own test rows" in cli.fail("score", "w", *words, "--keep")
+
+
 def test_groups_of_another_metric_have_intervals_by_the_bootstrap(small, cli):
     draw = np.random.default_rng(0)
     x = draw.normal(size=(90, 2)).astype("float32")

@@ -1,7 +1,6 @@
 """The commands that use a trained model: predict, score and export. Answers are tables, or JSON for scripts."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -112,6 +111,9 @@ def score(
         str | None,
         typer.Option(metavar="COLUMN", help="Also score the rows of each value of this column, beside the others."),
     ] = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="With --by: keep these scores of the run's test rows for model card and report.")
+    ] = False,
     calibrate: Annotated[
         bool, typer.Option("--calibrate", help="First fit a temperature to rows that trained nothing; the run keeps it.")
     ] = False,
@@ -125,7 +127,8 @@ def score(
 
     Examples: `fedmutual score runs/x new.csv --client 3`, `fedmutual score runs/x --calibrate`
     """
-    from fedmutual.report.tables import make_calibration_tables
+    from fedmutual.metric import ACCURACY
+    from fedmutual.report.tables import make_calibration_tables, make_group_table
     from fedmutual.report.terminal import make_sheet
     from fedmutual.studies.calibration import calibrate as fit
     from fedmutual.studies.score import score as score_rows
@@ -134,7 +137,7 @@ def score(
     if calibrate or sensitivity is not None:
         fit(choose_model(run_or_model, client, best), sensitivity)
     answering = choose_model(run_or_model, client, best)
-    result = score_rows(answering, file, by=by)
+    result = score_rows(answering, file, by=by, keep=keep)
     if as_json:
         typer.echo(json.dumps(_describe_score(result)))
         return
@@ -144,7 +147,7 @@ def score(
         for table in make_calibration_tables([(result.reliability.rows, answering.calibration, result.reliability)]):
             out.print(make_sheet(table))
     if result.groups is not None:
-        out.print(_make_group_table(result, by or ""))
+        out.print(make_sheet(make_group_table(by or "", result.metric or ACCURACY, [("", result.groups)], "Rows")))
 
 
 def _describe_score(score: "FileScore") -> dict[str, Any]:
@@ -189,25 +192,6 @@ def _make_score_table(score: "FileScore") -> Table:
         scale = MetricScale(metric=SCORES["calibration_error"])
         error, *bounds = score.reliability.error
         add_row(scale.metric.title, error, scale, " to ".join(map(scale.format_value, bounds)) + scale.mark)
-    return table
-
-
-def _make_group_table(score: "FileScore", by: str) -> Table:
-    """Return the table of groups: the main metric of each, and its difference from all other rows, with 95 % intervals."""
-    from fedmutual.results.scale import MetricScale
-
-    scale = MetricScale(metric=score.metric) if score.metric else MetricScale()
-    titles = ("examples", f"{scale.metric.title}{scale.head}", "95 % interval", f"minus others{scale.difference_head}")
-    table = make_table(by, *titles, "95 % interval", padding=_PADDING)
-
-    def join(ends: tuple[float, float] | None, form: Callable[[float], str]) -> str:
-        return " to ".join(map(form, ends)) if ends else "n/a"
-
-    for name, group in (score.groups or {}).items():
-        value = "n/a" if group.value is None else scale.format_value(group.value)
-        difference = "n/a" if group.difference is None else scale.format_gain(group.difference)
-        ends = join(group.interval, scale.format_value), join(group.difference_interval, scale.format_gain)
-        table.add_row(escape(name), str(group.examples), value, ends[0], difference, ends[1])
     return table
 
 

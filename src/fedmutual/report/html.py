@@ -12,16 +12,17 @@ from typing import Any
 from fedmutual.errors import format_count
 from fedmutual.metric import ACCURACY
 from fedmutual.report import measures, provenance, tables, traffic
+from fedmutual.report.cells import PageTable
 from fedmutual.report.columns import DOMAIN_ROWS
-from fedmutual.report.curves import BYTES, Picture, make_data_table, make_pictures
+from fedmutual.report.curves import BYTES, SLOTS, Picture, make_data_table, make_pictures
 from fedmutual.report.gain_plot import draw_gains
-from fedmutual.report.plots import Styles, draw_curves
+from fedmutual.report.plots import Styles, draw_curves, draw_reliability
 from fedmutual.report.rendering import check_page, load_page_template, write_text
 from fedmutual.report.verdicts import Verdict, judge
 from fedmutual.results.comparison import RunComparison, find_differences, make_comparisons
 from fedmutual.results.frame import RunFacts, read_runs
 from fedmutual.results.gains import Gains
-from fedmutual.rundir.schema import TRANSFER_DATA
+from fedmutual.rundir.schema import TRANSFER_DATA, Calibration, Reliability
 
 _CURVES = 2  # pictures of curves that are not folded
 
@@ -67,6 +68,10 @@ def _make_section(comparison: RunComparison, verdict: Verdict, id: str, styles: 
     over_time, over_bytes = [p for p in pictures if p.unit != BYTES], [p for p in pictures if p.unit == BYTES]
     by_domain = [tables.make_node_headline(comparison), *tables.make_node_tables(comparison)] if domains else []
     headline = tables.make_client_headline(comparison)
+    seen = tables.list_calibrations(comparison)
+    calibration = tables.make_calibration_tables(seen)
+    reliability = next((t for t in calibration if t.id == tables.RELIABILITY), None)
+    calibration = [t for t in calibration if t is not reliability]
     over = format_count(max(len(m.counted) for m in comparison.methods), "seed")
 
     def draw(picture: Picture) -> Figure:
@@ -89,7 +94,8 @@ def _make_section(comparison: RunComparison, verdict: Verdict, id: str, styles: 
         "clients": tables.make_client_table(comparison),
         "beyond": tables.make_other_score_table(comparison) if comparison.metric == ACCURACY else None,
         "others": tables.make_other_task_table(comparison),
-        "parts": tables.make_part_tables(comparison) + tables.make_calibration_tables(tables.list_calibrations(comparison)),
+        "parts": [*tables.make_part_tables(comparison), *calibration, *tables.list_group_tables(comparison)],
+        "reliability": _draw_reliability(seen, reliability, f"{id}-reliable", styles),
         "curves": [*map(draw, over_time[:_CURVES])],
         "more_curves": [*map(draw, over_time[_CURVES:])],
         "costs": [*map(draw, over_bytes)],
@@ -101,6 +107,24 @@ def _make_section(comparison: RunComparison, verdict: Verdict, id: str, styles: 
         "config": provenance.make_configuration_tables(comparison),
         "environment": provenance.make_environment_tables(comparison),
     }
+
+
+def _draw_reliability(
+    shown: Sequence[tuple[str, Calibration, Reliability]], table: PageTable | None, id: str, styles: Styles
+) -> Figure | None:
+    """Return a reliability curve of each model, named by what distinguishes it; None where there is none.
+
+    The curve is of the first rows that were scored: the test rows, if the model has some.
+    """
+    if table is None:
+        return None
+    first = {name.split(": ")[0]: seen for name, _, seen in reversed(shown)}
+    words = [name.replace("personal model of ", "client ").split(", ") for name in reversed(first)]
+    distinct = [[word for word in each if not all(word in other for other in words)] or each[2:3] for each in words]
+    curves = [(", ".join(each), seen) for each, seen in zip(distinct, reversed(first.values()), strict=True)]
+    title = "Reliability: frequency by mean probability, %"
+    title += f" (of {len(curves)} curves the first {SLOTS})" if len(curves) > SLOTS else ""
+    return {"title": title, "svg": draw_reliability(curves, id, styles), "table": table}
 
 
 def _draw_gains(comparison: RunComparison, measure: str, id: str, styles: Styles) -> Figure | None:

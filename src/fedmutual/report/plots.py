@@ -16,6 +16,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from fedmutual.report.curves import BYTES, DRAWN, SLOTS, Picture, thin_out
 from fedmutual.results.scale import format_size
+from fedmutual.rundir.schema import Reliability
 
 WIDTH, HEIGHT = 420, 250  # of a picture of curves; a column of the page is about as wide, a phone a little less
 TEXT = 11
@@ -72,6 +73,25 @@ def draw_curves(picture: Picture, prefix: str, styles: Styles) -> str:
     _draw_end_labels(axes, [(c.label, c.slot, scale * c.points[-1].mean) for c in picture.curves])
     label = f"{picture.title}, by {picture.unit}; the numbers are in the table below"
     return make_inline_svg(figure, prefix, label, styles, _draw_columns(axes, picture))
+
+
+def draw_reliability(curves: Sequence[tuple[str, Reliability]], prefix: str, styles: Styles) -> str:
+    """Return reliability curves as SVG: frequency by mean probability, in percent; on the thin diagonal both are equal.
+
+    curves: label and what rows show of a model; at most as many as there are colours are drawn.
+    """
+    drawn = curves[:SLOTS]
+    figure, axes = make_axes(WIDTH, WIDTH, left=34, right=_measure_label_room(name for name, _ in drawn), bottom=38, top=8)
+    axes.plot([0, 100], [0, 100], color=make_colour("muted"), linewidth=1, clip_on=False)
+    for number, (_, seen) in enumerate(drawn):
+        places = [[100 * value for value in values] for values in zip(*(bin[:2] for bin in seen.bins), strict=True)]
+        tone = make_colour(f"s{number + 1}")
+        style: dict[str, Any] = {"linestyle": DASHES[number % len(DASHES)], "marker": MARKS[number], "markersize": 5}
+        axes.plot(*places, color=tone, linewidth=1.8, clip_on=False, **style)
+    axes.set_xlabel("mean probability, %", color=make_colour("muted"), fontsize=TEXT)
+    _draw_end_labels(axes, [(name, number, 100 * seen.bins[-1][1]) for number, (name, seen) in enumerate(drawn, 1)])
+    label = "Frequency by mean probability; the numbers are in the table below"
+    return make_inline_svg(figure, prefix, label, styles)
 
 
 def choose_marks(length: int, number: int, curves: int) -> list[int]:

@@ -1,6 +1,6 @@
 """The tables of the page: methods, nodes, scores besides accuracy, recall by class, other tasks, clients and their data."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from fedmutual.errors import format_count, join_words
-from fedmutual.metric import ACCURACY, SCORES, describe_part, describe_score
+from fedmutual.metric import ACCURACY, SCORES, Metric, describe_part, describe_score
 from fedmutual.report import columns, measures
 from fedmutual.report.cells import Column, PageTable, TableCell, make_share_cell, make_table
 from fedmutual.report.columns import DOMAIN_ROWS
@@ -18,8 +18,9 @@ from fedmutual.results.estimate import Estimate, Missing, Value
 from fedmutual.results.frame import RunFacts
 from fedmutual.results.gains import Gains
 from fedmutual.results.scale import PERCENT, MetricScale, format_number
-from fedmutual.rundir.schema import TRANSFER_DATA, Calibration, Measured, Reliability
+from fedmutual.rundir.schema import TRANSFER_DATA, Calibration, GroupScore, Measured, Reliability, Subgroups
 
+RELIABILITY = "reliability"  # the table of a curve that the page draws
 LARGE = 500  # cells of a table of holdings; of larger ones only the first is shown
 _CHOSEN = {
     "validation.all": "the validation data of all nodes pooled, which real sites cannot do: they have their own only",
@@ -417,7 +418,7 @@ def make_calibration_tables(shown: Sequence[tuple[str, Calibration, Reliability]
     of_decided = ("Threshold of", "Rows", "Probability", f"Sensitivity, {interval}", f"Specificity, {interval}")
     tables: list[tuple[str, str, tuple[str, ...], Sequence[tuple[object, ...]]]] = [
         ("calibration", "Calibration error and temperature", of_error, errors),
-        ("reliability", "Reliability curve", of_curve, curve),
+        (RELIABILITY, "Reliability curve", of_curve, curve),
         ("thresholds", "Thresholds fitted for a sensitivity, and what they reach", of_decided, decided),
     ]
     return [
@@ -427,12 +428,64 @@ def make_calibration_tables(shown: Sequence[tuple[str, Calibration, Reliability]
     ]
 
 
+def make_group_table(
+    by: str, metric: Metric, shown: Sequence[tuple[str, Mapping[str, GroupScore]]], rows: str = "Test rows"
+) -> PageTable:
+    """Return the table of groups: the main metric of each, and its difference from all other rows, with 95 % intervals.
+
+    by: the column whose values are the groups. shown: the name of each model, "" for the only one, and its
+    groups. rows: what the groups are of.
+    """
+    scale = MetricScale(metric=metric)
+
+    def join(ends: tuple[float, float] | None, form: Callable[[float], str]) -> str:
+        return " to ".join(map(form, ends)) if ends else "n/a"
+
+    lines = [
+        (
+            name,
+            model,
+            group.examples,
+            "n/a" if group.value is None else scale.format_value(group.value),
+            join(group.interval, scale.format_value),
+            "n/a" if group.difference is None else scale.format_gain(group.difference),
+            join(group.difference_interval, scale.format_gain),
+        )
+        for model, groups in shown
+        for name, group in groups.items()
+    ]
+    heads: tuple[str, ...] = (by, "model", "examples", f"{metric.title}{scale.head}", "95 % interval")
+    heads += (f"minus others{scale.difference_head}", "95 % interval")
+    has_models = any(model for model, _ in shown)
+    columns = [
+        Column(head if k == 0 else head[:1].upper() + head[1:], numeric=k > 1, terminal=head, read=itemgetter(k))
+        for k, head in enumerate(heads)
+        if k != 1 or has_models
+    ]
+    return make_table(f"groups-{by}", f"{rows} by {by}", columns, lines)
+
+
+def list_group_tables(comparison: RunComparison) -> list[PageTable]:
+    """Return a table for each column by which groups of test rows were scored and kept."""
+    shown: dict[tuple[str, Metric], list[tuple[str, Mapping[str, GroupScore]]]] = {}
+    for method in comparison.methods:
+        for seed, kept in ((run.seed, kept) for run in method.counted for kept in run.subgroups):
+            name = name_model(method.method, seed, kept)
+            shown.setdefault((kept.by, kept.metric), []).append((name, kept.groups))
+    return [make_group_table(by, metric, of_column) for (by, metric), of_column in shown.items()]
+
+
+def name_model(method: str, seed: int, of: Calibration | Subgroups) -> str:
+    """Return which model of a comparison a record is of."""
+    whose = "" if of.client is None else f" of {of.client}"
+    return f"{method}, seed {seed}, {SHORT[of.role]} model{whose}, round {of.round}"
+
+
 def list_calibrations(comparison: RunComparison) -> list[tuple[str, Calibration, Reliability]]:
     """Return what the rows of each run show of its calibrated models, as `make_calibration_tables` takes it."""
     lines: list[tuple[str, Calibration, Reliability]] = []
     for method in comparison.methods:
         for seed, fitted in ((run.seed, fitted) for run in method.counted for fitted in run.calibrations):
-            whose = "" if fitted.client is None else f" of {fitted.client}"
-            name = f"{method.method}, seed {seed}, {SHORT[fitted.role]} model{whose}, round {fitted.round}"
+            name = name_model(method.method, seed, fitted)
             lines += [(f"{name}: {seen.rows} rows", fitted, seen) for seen in fitted.seen]
     return lines

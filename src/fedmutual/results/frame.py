@@ -26,6 +26,7 @@ from fedmutual.rundir.record_files import (
     read_environment,
     read_record,
     read_records,
+    read_subgroups,
     read_summary,
     read_toml,
 )
@@ -39,6 +40,7 @@ from fedmutual.rundir.schema import (
     RecordedPartition,
     RunSettings,
     ScoreRow,
+    Subgroups,
     Summary,
     TunedRecord,
 )
@@ -164,6 +166,11 @@ class RunFacts:
     def calibrations(self) -> tuple[Calibration, ...]:
         """Return what `score --calibrate` fitted to models of the run. Raises RunError if calibration.json is damaged."""
         return read_calibrations(self.folder)
+
+    @cached_property
+    def subgroups(self) -> tuple[Subgroups, ...]:
+        """Return the scores of groups that `score --keep` kept. Raises RunError if subgroups.json is damaged."""
+        return read_subgroups(self.folder)
 
     @property
     def metric(self) -> Metric:

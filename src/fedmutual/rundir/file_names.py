@@ -12,6 +12,7 @@ LEDGER = "ledger.jsonl"  # a line per round, phase and client
 CHECKPOINT = "checkpoint.json"  # names the saved round
 TUNED = "tuned.json"  # of a run of `compare --tune`
 CALIBRATION = "calibration.json"  # of `score --calibrate`
+SUBGROUPS = "subgroups.json"  # of `score --by COLUMN --keep`
 ADAPT = "adapt.json"  # of a folder of `adapt`
 LOG = "log.txt"
 LOCK = ".lock"

@@ -13,8 +13,17 @@ from pydantic import BaseModel, ValidationError
 from fedmutual.errors import RunError
 from fedmutual.files import FORMAT, Table, read_json, write_bytes, write_json
 from fedmutual.metric import ACCURACY, Metric
-from fedmutual.rundir.file_names import CALIBRATION, ENVIRONMENT, LEDGER, METRICS, SUMMARY
-from fedmutual.rundir.schema import Calibration, Calibrations, Environment, Participant, Record, Summary
+from fedmutual.rundir.file_names import CALIBRATION, ENVIRONMENT, LEDGER, METRICS, SUBGROUPS, SUMMARY
+from fedmutual.rundir.schema import (
+    Calibration,
+    Calibrations,
+    Environment,
+    Participant,
+    Record,
+    Subgroups,
+    SubgroupsFile,
+    Summary,
+)
 
 if TYPE_CHECKING:
     from fedmutual.calling import Shape
@@ -61,6 +70,16 @@ def read_calibrations(folder: Path) -> tuple[Calibration, ...]:
     """
     path = folder / CALIBRATION
     return read_record(path, Calibrations).models if path.exists() else ()
+
+
+def read_subgroups(folder: Path) -> tuple[Subgroups, ...]:
+    """Return the kept scores of groups of rows in a run's folder, by subgroups.json; nothing without the file.
+
+    Raises:
+        RunError: as `read_record`.
+    """
+    path = folder / SUBGROUPS
+    return read_record(path, SubgroupsFile).models if path.exists() else ()
 
 
 def is_finished(summary: Summary | None, rounds: int) -> bool:

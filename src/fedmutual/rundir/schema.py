@@ -1,7 +1,7 @@
 """The schema of the files in a run's folder, as far as fedmutual reads them."""
 
 import math
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, AliasPath, BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
@@ -455,6 +455,38 @@ class Calibrations(Record):
     """The content of calibration.json."""
 
     models: tuple[Calibration, ...]
+
+
+class GroupScore(NamedTuple):
+    """The main metric of the rows of one group, and how much higher it is than that of all other rows."""
+
+    examples: int
+    value: float | None  # None where it is undefined
+    interval: tuple[float, float] | None  # 95 %
+    difference: float | None
+    difference_interval: tuple[float, float] | None
+
+
+class Subgroups(Record):
+    """The scores of a model on groups of the run's test rows."""
+
+    client: str | None  # None: a shared model, on the rows of all clients
+    role: str  # of the model, as in `ScoreRow.model`
+    round: int  # of its weights
+    by: str  # the column whose values are the groups
+    metric: Metric
+    groups: dict[str, GroupScore]
+
+    @property
+    def identity(self) -> tuple[str | None, str, int]:
+        """Return what identifies the model."""
+        return self.client, self.role, self.round
+
+
+class SubgroupsFile(Record):
+    """The content of subgroups.json."""
+
+    models: tuple[Subgroups, ...]
 
 
 class RunSettings(Record):

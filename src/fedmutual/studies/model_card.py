@@ -16,7 +16,7 @@ from fedmutual.errors import format_count
 from fedmutual.in_memory import PREFIX
 from fedmutual.metric import ACCURACY
 from fedmutual.report.rendering import make_environment
-from fedmutual.report.tables import make_calibration_tables
+from fedmutual.report.tables import make_calibration_tables, make_group_table
 from fedmutual.results.estimate import compute_wilson_interval, estimate
 from fedmutual.results.frame import RunFacts, format_setting, read_run
 from fedmutual.results.scale import MetricScale
@@ -63,6 +63,11 @@ def write_model_card(answering: AnsweringModel, files: dict[str, str], left_out:
         scale=scale,
         scores=[] if scale is None else list(_list_scores(run, answering, scale)),
         calibration=make_calibration_tables([(_ROWS[seen.rows], fitted, seen) for seen in fitted.seen] if fitted else []),
+        subgroups=[
+            make_group_table(kept.by, kept.metric, [("", kept.groups)])
+            for kept in run.subgroups
+            if kept.identity == (owner, answering.role, answering.round)
+        ],
         row_names=_ROWS,
         privacy=_describe_privacy(run, answering),
         files=files,

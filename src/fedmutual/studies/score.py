@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,11 +23,13 @@ from fedmutual.data.objects import Label, add_targets, is_frame, make_memory_sou
 from fedmutual.data.scaling import find_form
 from fedmutual.data.sources import TABLES
 from fedmutual.data.targets import check_masks, read_targets
-from fedmutual.errors import DataError, UserError, format_count, warn_user
+from fedmutual.errors import ConfigError, DataError, UserError, format_count, warn_user
 from fedmutual.in_memory import PREFIX
 from fedmutual.metric import ACCURACY, KINDS, Metric
 from fedmutual.results.estimate import compute_bootstrap_interval, compute_newcombe_interval, compute_wilson_interval
-from fedmutual.rundir.schema import Reliability
+from fedmutual.rundir.file_names import SUBGROUPS
+from fedmutual.rundir.record_files import read_subgroups, write_record
+from fedmutual.rundir.schema import GroupScore, Reliability, Subgroups, SubgroupsFile
 from fedmutual.studies.answering_model import AnsweringModel, OwnRows, split_rows
 from fedmutual.studies.calibration import measure_reliability
 
@@ -45,22 +47,14 @@ class FileScore:
     metric: Metric | None  # the main metric of the task, if the task has one
     interval: Interval  # 95 % of the main metric over the rows; None where a resample has no such score
     training_rows: int | None  # rows of the file that the model was trained on; None: the run's data cannot be read again
-    groups: Mapping[str, "GroupScore"] | None = None  # by value of a column
+    groups: Mapping[str, GroupScore] | None = None  # by value of a column
     reliability: Reliability | None = None  # of the probabilities; None of a model that states none
 
 
-class GroupScore(NamedTuple):
-    """The main metric of the rows of one group, and how much higher it is than that of all other rows."""
-
-    examples: int
-    value: float | None  # None where it is undefined
-    interval: Interval
-    difference: float | None
-    difference_interval: Interval
-
-
 @torch.no_grad()
-def score(answering: AnsweringModel, rows: Any = None, label: Label = None, by: str | None = None) -> FileScore:
+def score(
+    answering: AnsweringModel, rows: Any = None, label: Label = None, by: str | None = None, keep: bool = False
+) -> FileScore:
     """Return the scores of a run's model on labelled examples.
 
     rows: a CSV or npz file, a folder of images by class, a form of `Site.train`, or None: the run's own test rows. label:
@@ -69,11 +63,14 @@ def score(answering: AnsweringModel, rows: Any = None, label: Label = None, by: 
     is Wilson's for an accuracy, and for another main metric the percentiles of 500 bootstrap resamples of the rows. A
     `RemarkWarning` says how many rows the model was trained on, if the run's data can be read again.
     by: a column (of metadata.csv, of a DataFrame; of an npz file an array) whose values are groups to be scored apart.
+    keep: write the scores of these groups of the run's own test rows into the run's folder, for model card and page.
 
     Raises:
         UserError: an output of the model is not finite; or the rows cannot be read, lack labels, or have a class that the
             model lacks.
     """
+    if keep and (rows is not None or by is None):
+        raise ConfigError("--keep is for groups of the run's own test rows: give --by COLUMN, and no file")
     task, metric = answering.task, get_metric(answering.task)
     if rows is None:
         file, outputs, targets, groups = _score_own(answering, by)
@@ -93,6 +90,11 @@ def score(answering: AnsweringModel, rows: Any = None, label: Label = None, by: 
         if metric is None:
             raise UserError(f"{file}: the task has no main metric to compare groups by; give the task the member 'metric'")
         by_group = dict(_score_groups(task, metric, outputs, targets, groups))
+        if keep:
+            owner, role, round = answering.owner, answering.role, answering.round
+            kept = Subgroups(client=owner, role=role, round=round, by=str(by), metric=metric, groups=by_group)
+            others = [s for s in read_subgroups(answering.folder) if (s.identity, s.by) != (kept.identity, by)]
+            write_record(answering.folder / SUBGROUPS, SubgroupsFile(models=(*others, kept)))
     if training_rows:
         whose = "of the clients" if answering.owner is None else f"of client {answering.owner!r}"
         warn_user(

@@ -217,13 +217,20 @@ class Run:
         return calibrate(self._choose_model(client, best), sensitivity)
 
     def score(
-        self, data: Any = None, client: str | None = None, best: bool = False, label: "Label" = None, by: str | None = None
+        self,
+        data: Any = None,
+        client: str | None = None,
+        best: bool = False,
+        label: "Label" = None,
+        by: str | None = None,
+        keep: bool = False,
     ) -> "FileScore":
         """Return the scores of a model on labelled examples, with a 95 % interval of the main metric.
 
         data: a file or folder as `fedmutual score` takes it; a form of `Site.train`, with unscaled values; None: the run's
         own test rows. label: the column of the targets of a DataFrame or of a table in a file, or a list of columns. by: a
-        column whose values are groups, each scored apart. client, best: the model, as for `predict`. A `RemarkWarning` says
+        column whose values are groups, each scored apart; keep: with `by` and without `data`, in the run's subgroups.json,
+        for model card and page. client, best: the model, as for `predict`. A `RemarkWarning` says
         how many rows the model was trained on, if the run's data can be read again.
 
         Raises:
@@ -231,7 +238,7 @@ class Run:
         """
         from fedmutual.studies.score import score  # imports pandas
 
-        return score(self._choose_model(client, best), data, label, by)
+        return score(self._choose_model(client, best), data, label, by, keep)
 
     def export(self, folder: str | Path, client: str | None = None, best: bool = False) -> "Exported":
         """Write a model into a new folder for use without fedmutual; return which model, and the files.
