@@ -24,7 +24,7 @@ from fedmutual.core import At
 BATCHES = {"mlp": 40, "lenet5": 40, "cnn2": 10}  # of a client in a round
 CLIENTS = (5, 20)
 ENGINES = ("stacked", "inprocess")
-COMPILED = "stacked, compiled"  # with --compile
+GRAPHS, COMPILED = "stacked, graphs", "stacked, compile"  # engine.graphs on a GPU; engine.compile with --compile
 NETS = 2  # of a client
 
 
@@ -46,12 +46,13 @@ def _cell(model: str, clients: int, chip: dict[str, float], options: Options) ->
     """Return samples/s of both engines, and the most that each bound permits."""
     batches = 1 if options.tiny else BATCHES[model]
     words = ("--model", model, "--clients", clients, "--rows", batches * BATCH, "--device", options.device)
-    engines = (*ENGINES, *[COMPILED] * options.compile)
+    has_gpu = options.device.startswith("cuda")
+    engines = (*ENGINES, *[GRAPHS] * has_gpu, *[COMPILED] * options.compile)
     starts = {e: partial(Contestant, "ours.py", *words, *_flags(e)) for e in engines}
     seconds = take_turns(starts, options.pairs)
     samples = clients * batches * BATCH
     rates = {e: spread([samples / s for s in seconds[e]]) for e in engines}
-    ratio = ratios(seconds["inprocess"], seconds["stacked"])
+    faster = {e: ratios(seconds["inprocess"], seconds[e]) for e in engines if e != "inprocess"}
     kernels = {e: _kernels(model, clients, e, options.device) for e in engines}
     flops, moved = work(model)
     floors = {
@@ -59,7 +60,7 @@ def _cell(model: str, clients: int, chip: dict[str, float], options: Options) ->
         "arithmetic": BATCH * chip["flops_per_second"] / flops,
         "bandwidth": BATCH * chip["bytes_per_second"] / moved,
     }
-    print(f"{model:6} K = {clients:>2}: stacked over inprocess {ratio:.2f}; samples/s")
+    print(f"{model:6} K = {clients:>2}: over inprocess {', '.join(f'{e} {r:.2f}' for e, r in faster.items())}; samples/s")
     for name, rate in rates.items():
         print(f"    {name:20} {rate:,.0f}; {kernels[name]:,.0f} kernels for a step of all clients")
     for name, most in floors.items():
@@ -70,7 +71,7 @@ def _cell(model: str, clients: int, chip: dict[str, float], options: Options) ->
         "batches_per_client": batches,
         "turns": options.pairs,
         "samples_per_second": rates,
-        "stacked_over_inprocess": ratio,
+        "times_as_fast_as_inprocess": faster,
         "kernels_for_a_step_of_all_clients": kernels,
         "flops_of_a_clients_step": flops,
         "bytes_of_a_clients_step": moved,
@@ -79,8 +80,8 @@ def _cell(model: str, clients: int, chip: dict[str, float], options: Options) ->
 
 
 def _flags(engine: str) -> tuple[str, ...]:
-    name, _, compiled = engine.partition(", ")
-    return ("--engine", name, *["--compile"] * bool(compiled))
+    name, _, way = engine.partition(", ")
+    return ("--engine", name, *[f"--{way}"] * bool(way))
 
 
 def _kernels(model: str, clients: int, engine: str, device: str) -> int:
@@ -91,9 +92,9 @@ def _kernels(model: str, clients: int, engine: str, device: str) -> int:
 
 def _launched(model: str, clients: int, engine: str, device: str, batches: int) -> int:
     """Return the kernels launched in the second of two rounds."""
-    name, _, compiled = engine.partition(", ")
+    name, _, way = engine.partition(", ")
     with (
-        noisy(model, clients, batches * BATCH, name=name, compile=bool(compiled), device=device) as config,
+        noisy(model, clients, batches * BATCH, name=name, device=device, **({way: True} if way else {})) as config,
         hosted(config) as handle,
     ):
         train(handle, 1, ())

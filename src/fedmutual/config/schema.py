@@ -346,6 +346,8 @@ class EngineConfig(Section):
     onednn on AMD processors with AVX-512. The two round differently"""
     compile: bool = key(False, only_if=_if_engine("stacked"))
     """use torch.compile, which needs a C++ compiler and half a minute at the start"""
+    graphs: bool = key(False, only_if=_if_engine("stacked"))
+    """launch the step of a stack as one CUDA graph, which needs an NVIDIA GPU"""
     turns: bool = key(False, only_if=_if_engine("stacked"))
     """train clients in turns, each on its own CUDA stream, instead of as one stack"""
     participation: Annotated[float, Field(gt=0, le=1)] = key(1.0, affects="result", only_if=(_FEDERATED,))

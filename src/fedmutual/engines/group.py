@@ -18,6 +18,7 @@ from fedmutual.core import At, Batch, Client, Message, Net, Phase, Setting, Spec
 from fedmutual.cpu import compute_on_cpu
 from fedmutual.data.stores import ResidentBatches
 from fedmutual.engines.base import Reply, release_reply
+from fedmutual.engines.graphs import Graphs
 from fedmutual.engines.stack import Stack, StackRows
 from fedmutual.errors import shorten_error
 from fedmutual.stepping import (
@@ -64,9 +65,11 @@ def list_inputs(
 class Group:
     """Clients with one architecture, stacked for the lifetime of the engine."""
 
-    def __init__(self, clients: Sequence[Client], compile: list[str] | None = None) -> None:
-        """compile: the list to which remarks of torch.compile are added; None: do not compile."""
-        self.clients, self._compile = clients, compile
+    def __init__(self, clients: Sequence[Client], compile: list[str] | None = None, graphs: Graphs | None = None) -> None:
+        """compile: the list to which remarks of torch.compile are added; None: do not compile. graphs: of the steps of all
+        clients; None: steps are not captured.
+        """
+        self.clients, self._compile, self.graphs = clients, compile, graphs
         self._losses: dict[Any, tuple[Forward, Work]] = {}
         self.number = {id(client): number for number, client in enumerate(clients)}
         self.stacks = {net: Stack(clients, net) for net in clients[0].nets}
@@ -106,6 +109,7 @@ class Steps:
         like, self._stacks = parts[0], group.stacks
         self._parts, self._phase, self._numbers = parts, like.phase, [group.number[id(part.client)] for part in parts]
         self._forward, self._one_step = group.get_loss(like)
+        self._graphs, self._loss = group.graphs, identify_loss(like)
         self._device = next(iter(self._stacks.values())).device
         self._const = {k: v.to(self._device) for k, v in const.items()}
         self._memory = _stack_messages([part.client.memory for part in parts])
@@ -170,17 +174,38 @@ class Steps:
         taken = {net: stack.take(rows) for net, stack in self._stacks.items()}
         params, fixed = ({net: tensors[n] for net, tensors in taken.items()} for n in (0, 1))
 
-        def compute_gradients(batch: Batch) -> tuple[Message, Message]:
-            terms = self._forward(params, fixed, batch, const)
-            named = {f"{net}.{k}": p for net, of_net in params.items() for k, p in of_net.items()}
-            return differentiate(terms, named, stacked=True), terms
+        def take(inputs: tuple[Sequence[Batch], Message, Message]) -> tuple[Message, Message, dict[str, list[str]]]:
+            """Return the loss terms, the next memory, and the parameters of each net that have moved."""
+            step_batches, const, memory = inputs
+            moved: dict[str, list[str]] = {}
 
-        def update(grads: Message) -> None:
-            for net, stack in self._stacks.items():
-                net_grads = {k.removeprefix(f"{net}."): g for k, g in grads.items() if k.startswith(f"{net}.")}
-                stack.step(rows, params[net], fixed[net], net_grads)
+            def compute_gradients(batch: Batch) -> tuple[Message, Message]:
+                terms = self._forward(params, fixed, batch, const)
+                named = {f"{net}.{k}": p for net, of_net in params.items() for k, p in of_net.items()}
+                return differentiate(terms, named, stacked=True), terms
 
-        terms, memory = take_step(self._phase, self._recipe, memory, step_batches, compute_gradients, update, stacked=True)
+            def update(grads: Message) -> None:
+                for net, stack in self._stacks.items():
+                    net_grads = {k.removeprefix(f"{net}."): g for k, g in grads.items() if k.startswith(f"{net}.")}
+                    stack.step(rows, params[net], fixed[net], net_grads)
+                    moved[net] = list(net_grads)
+
+            return *take_step(
+                self._phase, self._recipe, memory, step_batches, compute_gradients, update, stacked=True
+            ), moved
+
+        inputs = step_batches, const, memory
+        holds = (
+            rows.index_tensor is None and here.index_tensor is None and all(s.rate is None for s in self._stacks.values())
+        )
+        if self._graphs is not None and holds:  # the step reads no tensor that is made anew, and no rate as a number
+            for stack in self._stacks.values():
+                stack.set_counts(rows)
+            terms, memory, moved = self._graphs.run(self._loss, take, inputs)
+        else:
+            terms, memory, moved = take(inputs)
+        for net, names in moved.items():
+            self._stacks[net].add_step(rows, names)
         if here.index_tensor is None:
             self._memory = memory
         else:

@@ -2,7 +2,7 @@
 
 import multiprocessing
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +12,7 @@ import torch
 from fedmutual.config.schema import EngineConfig
 from fedmutual.engines.base import Make, Simulation
 from fedmutual.engines.child_process import IS_FORKED, count_cores
+from fedmutual.engines.graphs import capture_graph
 from fedmutual.engines.inprocess import DiskStorage, InProcess
 from fedmutual.engines.processes import Processes
 from fedmutual.engines.ray import Cluster
@@ -99,8 +100,14 @@ def open_engine(
                 raise
             choice = EngineChoice("inprocess", 1, str(problem))
     if choice.name == "stacked":
-        return Stacked(make, tuple(work), Stacker(config.compile, config.turns, obstacle)), choice
+        return Stacked(make, tuple(work), make_stacker([config], obstacle)), choice
     return InProcess(make, tuple(work), disk), choice
+
+
+def make_stacker(configs: Sequence[EngineConfig], obstacle: str = "") -> Stacker:
+    """Return a stacker for the clients of these runs. obstacle: as `Stacker` takes it."""
+    capture = capture_graph if any(c.graphs for c in configs) else None
+    return Stacker(any(c.compile for c in configs), any(c.turns for c in configs), obstacle, capture)
 
 
 def plan_disk_storage(

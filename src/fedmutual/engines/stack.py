@@ -4,7 +4,7 @@ Because a client's tensors are views of the stack, nothing is copied between pha
 checkpoint read and write the stack directly.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
 
@@ -66,6 +66,11 @@ class Stack:
         }
 
     @property
+    def rate(self) -> float | None:
+        """Return the learning rate if a step has it as a number; None if a step reads it from a tensor."""
+        return None if isinstance(self._lr, Tensor) else self._lr
+
+    @property
     def device(self) -> torch.device:
         """Return the device of the stack."""
         return next(iter(self.params.values())).device
@@ -114,16 +119,13 @@ class Stack:
         return params, {k: rows.take(v) for k, v in self.rest.items()}
 
     def step(self, rows: StackRows, params: Message, fixed: Message, grads: Message) -> None:
-        """Take one optimiser step for these clients on the tensors that `take` returned, and write the tensors back."""
+        """Take one optimiser step for these clients on the tensors that `take` returned, and write the tensors back.
+
+        A CUDA graph may hold the step: then `set_counts` comes before it. `add_step` comes after it.
+        """
         optimizer, slots = self._make_optimizer(rows, params)
-        counted = self._counted if optimizer is self._common else {}
+        self.set_counts(rows, optimizer)
         set_gradients(params, grads)
-        for name, p in params.items():
-            count = self._steps[rows.numbers[0]].get(name, 0)
-            if self._counts and counted.get(name) != count:
-                optimizer.state[p]["step"] = self._make_count(p, optimizer, count)
-            if name in grads:
-                counted[name] = count + 1
         for group in optimizer.param_groups:
             group["lr"] = self._lr
         optimizer.step()
@@ -135,9 +137,30 @@ class Stack:
                     rows.put(self._slots[slot][name], values[name])
             for name, value in fixed.items():
                 rows.put(self.rest[name], value)
-        for number in rows.numbers:
-            for name in grads:
+
+    def set_counts(self, rows: StackRows, optimizer: Optimizer | None = None) -> None:
+        """Set the step counts of an optimiser of these clients, unless it has them. None: of the common optimiser."""
+        optimizer = optimizer or self._common
+        if optimizer is None or not self._counts:
+            return
+        counted = self._counted if optimizer is self._common else {}
+        for name, p in zip(self.params, optimizer.param_groups[0]["params"], strict=True):
+            count = self._steps[rows.numbers[0]].get(name, 0)
+            if counted.get(name) == count:
+                continue
+            if "step" in (state := optimizer.state[p]):
+                state["step"].fill_(count)
+            else:
+                state["step"] = self._make_count(p, optimizer, count)
+            counted[name] = count
+
+    def add_step(self, rows: StackRows, names: Iterable[str]) -> None:
+        """Count a step of these clients for the parameters that have moved."""
+        for name in names:
+            for number in rows.numbers:
                 self._steps[number][name] = self._steps[number].get(name, 0) + 1
+            if rows.index_tensor is None:
+                self._counted[name] = self._steps[rows.numbers[0]][name]
 
     def _make_count(self, p: Tensor, optimizer: Optimizer, count: int) -> Tensor:
         """Return a step count as a tensor, on the device on which the optimiser expects it."""

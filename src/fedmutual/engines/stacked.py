@@ -15,6 +15,7 @@ import torch
 from fedmutual.core import At, Client, Message, Phase, Spec
 from fedmutual.cpu import compute_on_cpu
 from fedmutual.engines.base import Make, Replies, Reply, participate
+from fedmutual.engines.graphs import Graphs, Work
 from fedmutual.engines.group import Group, PhaseInput, describe_tensors, identify_loss, list_inputs
 from fedmutual.engines.inprocess import InProcess
 from fedmutual.engines.loop import PhaseOrder, RunPhase
@@ -52,11 +53,18 @@ class Stacker:
     """Runs a phase of many clients together; the clients may belong to several runs.
 
     compile: use torch.compile. turns: step clients in turns, not as one stack. obstacle: why no stack can hold the
-    clients, as a clause for the user; "": stacks can.
+    clients, as a clause for the user; "": stacks can. capture: captures the steps of all clients of a stack, as
+    `capture_graph`; None: steps are not captured.
     """
 
-    def __init__(self, compile: bool = False, turns: bool = False, obstacle: str = "") -> None:
-        self._compile, self._turns, self._obstacle = compile, turns, obstacle
+    def __init__(
+        self,
+        compile: bool = False,
+        turns: bool = False,
+        obstacle: str = "",
+        capture: Callable[[Work], Work] | None = None,
+    ) -> None:
+        self._compile, self._turns, self._obstacle, self._capture = compile, turns, obstacle, capture
         self.clients: list[Client] = []
         self.remarks: list[str] = []
         self._modes: dict[Any, Literal["stacked", "turns", "alone"]] = {}
@@ -69,7 +77,9 @@ class Stacker:
             return []
         trainable = [c for c in self.clients if c.privacy is None and c.optimizers.keys() == c.nets.keys()]
         remarks = self.remarks if self._compile else None
-        return [Group(group, remarks) for group in group_alike(trainable) if len(group) > 1 and _can_copy(group[0])]
+        groups = [group for group in group_alike(trainable) if len(group) > 1 and _can_copy(group[0])]
+        graphs = [self._capture and Graphs(self.remarks, self._capture) for _ in groups]
+        return [Group(group, remarks, of_group) for group, of_group in zip(groups, graphs, strict=True)]
 
     def train(self, parts: Sequence[PhaseInput]) -> Iterator[tuple[PhaseInput, Callable[[], Reply]]]:
         """Run a phase of each client; yield (part, function that returns the reply).

@@ -97,8 +97,11 @@ def check_experiment(experiment: Experiment) -> None:
     The parts are the networks, the shared model, the public data, the hold-out rows and the settings of privacy.
     """
     trackers.check_installed(experiment.config.records)
-    if experiment.config.engine.precision == "fp16" and experiment.device.type != "cuda":
+    engine, has_gpu = experiment.config.engine, experiment.device.type == "cuda"
+    if engine.precision == "fp16" and not has_gpu:
         raise ConfigError("engine.precision = 'fp16' needs an NVIDIA GPU; on a CPU use 'bf16' or 'float32'")
+    if engine.graphs and not has_gpu:
+        raise ConfigError("engine.graphs = true needs an NVIDIA GPU; leave it out")
     _check_targets(experiment)
     _check_holdout(experiment)
     _check_ensemble(experiment)

@@ -18,8 +18,8 @@ from fedmutual.engines.base import Simulation, WorkerLost, count_parameters
 from fedmutual.engines.inprocess import remove_stored_states
 from fedmutual.engines.loop import drive, generate_rounds
 from fedmutual.engines.ray import Cluster
-from fedmutual.engines.select import EngineChoice, choose_engine, count_memory, open_engine, plan_disk_storage
-from fedmutual.engines.stacked import Stacked, Stacker, Training, train_together
+from fedmutual.engines.select import EngineChoice, choose_engine, count_memory, make_stacker, open_engine, plan_disk_storage
+from fedmutual.engines.stacked import Stacked, Training, train_together
 from fedmutual.errors import RunError
 from fedmutual.events import Observer
 from fedmutual.federation import build
@@ -92,8 +92,7 @@ def attempt_together(requests: Sequence[RunRequest]) -> list[Exception | None]:
                 key = identify_data(request.config)
                 prepared[key] = prepared.get(key) or data.prepare(request.config)
                 built[n] = _build(request.config, request.folder, recorded, prepared[key])
-        configs = [requests[n].config.engine for n in built]
-        stacker = Stacker(any(c.compile for c in configs), any(c.turns for c in configs))
+        stacker = make_stacker([requests[n].config.engine for n in built])
         engines = [Stacked(experiment.build_client, tuple(experiment.clients), stacker) for experiment in built.values()]
         choice = EngineChoice("stacked", 1, f"{len(built)} runs at once fill a device better")
 

@@ -1,0 +1,106 @@
+"""Steps of a stack as graphs. A traced program stands in for a CUDA graph: both run on the tensors of their capture."""
+
+import json
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+import fedmutual
+from fedmutual.engines import select
+from fedmutual.engines.graphs import Graphs
+from fedmutual.engines.stacked import Stacker
+from fedmutual.errors import ConfigError
+from kills import tensors
+from toy import difference
+
+
+class Recorder:
+    """Captures work as a program of torch's operations, and counts captures and replays."""
+
+    def __init__(self):
+        self.captures = self.replays = 0
+
+    def __call__(self, work):
+        results = []
+        program = make_fx(
+            lambda: results.append(work()) or [t for t in tree_leaves(results[0]) if isinstance(t, torch.Tensor)]
+        )()
+        self.captures += 1
+        first = [True]  # tracing has run the work once, and a CUDA capture runs nothing
+
+        def replay():
+            self.replays += 1
+            if first:
+                first.clear()
+            else:
+                leaves, tree = tree_flatten(results[0])
+                new = iter(program())
+                results[0] = tree_unflatten([next(new) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], tree)
+            return results[0]
+
+        return replay
+
+
+RATES = {"start": 0.02, "end": 0.005, "shape": "linear"}
+CASES = {
+    "fml with sgd": {},
+    "adam with a rate of each round": {"optimizer.name": "adam", "optimizer.lr": RATES},
+    "fedprox": {"algorithm.name": "fedprox"},
+    "accumulated batches": {"training.accumulate": 2},
+    "clipped gradients": {"training.clip_norm": 0.5},
+    "half of the clients": {"engine.participation": 0.5},
+    "batch norm": {"data.size": [16, 16], "model.shared": "lenet5-bn", "model.personal": ["lenet5-bn"]},
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("changes", CASES.values(), ids=CASES)
+def test_replayed_steps_have_the_bits_of_steps(small, monkeypatch, changes):
+    config, recorder = fedmutual.load_config(small, **{"engine.name": "stacked", "rounds": 3, **changes}), Recorder()
+    plain = fedmutual.run(config, "plain").folder
+    monkeypatch.setattr(select, "make_stacker", lambda configs, obstacle: Stacker(capture=recorder))  # engine.graphs
+    ours = fedmutual.run(config, "graphs").folder
+    assert difference(tensors(ours), tensors(plain)) == 0.0
+    assert scores(ours) == scores(plain)
+    is_captured = recorder.replays > recorder.captures > 0
+    assert is_captured == ("engine.participation" not in changes), "only steps of all clients are captured"
+
+
+def scores(folder):
+    return [json.loads(line)["scores"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_each_shape_is_captured_once_and_read_from_its_inputs():
+    recorder, state = Recorder(), torch.zeros(())
+    graphs = Graphs([], recorder)
+
+    def work(x):
+        state.add_(x.sum())
+        return {"double": 2 * x, "name": "x"}
+
+    results = [graphs.run("work", work, torch.full((2,), float(n))) for n in (1, 2, 3, 4)]
+    graphs.run("work", work, torch.ones(3))
+    assert [r["double"].tolist() for r in results] == [[2, 2], [4, 4], [6, 6], [8, 8]], "results are not overwritten"
+    assert state == 2 * (1 + 2 + 3 + 4) + 3
+    assert (recorder.captures, recorder.replays) == (1, 3)
+
+
+def test_work_that_cannot_be_captured_runs_as_it_is():
+    remarks = []
+
+    def refuse(work):
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    graphs = Graphs(remarks, refuse)
+    results = [graphs.run("work", lambda x: x + 1, torch.tensor(n)).item() for n in (1, 2, 3, 4)]
+    assert results == [2, 3, 4, 5]
+    assert remarks == [
+        "engine.graphs has no effect here: a step cannot be captured (operation not permitted when stream is capturing)"
+    ]
+
+
+def test_graphs_need_a_gpu(small):
+    with pytest.raises(ConfigError, match=r"engine\.graphs = true needs an NVIDIA GPU"):
+        fedmutual.run(fedmutual.load_config(small, **{"engine.name": "stacked", "engine.graphs": True}), "run")
