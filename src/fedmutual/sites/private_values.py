@@ -19,9 +19,11 @@ from fedmutual.engines.loop import receive_usable
 from fedmutual.errors import AlgorithmError, RunError, UserError, format_error
 from fedmutual.federation.experiment import Experiment
 from fedmutual.losses import find_known
+from fedmutual.privacy.budget import BudgetExceeded
 from fedmutual.scores import LEAST_ROWS, is_disclosed
 from fedmutual.stepping import run_one_step
 
+_FAILED = "it could not do its part; its operator reads why"
 Say = Callable[[str], None]
 
 
@@ -38,6 +40,13 @@ def describe_failure(problem: Exception) -> str:
     """Return the sentence about an error for the operator."""
     is_explained = isinstance(problem, UserError) or type(problem).__module__.partition(".")[0] == "fedmutual"
     return str(problem) if is_explained else format_error(problem)
+
+
+def describe_failure_outside(problem: Exception) -> str:
+    """Return the sentence about an error that may leave the site: without data, paths and contents of the site's files."""
+    if isinstance(problem, Disagreed):
+        return problem.what
+    return "its privacy budget is spent" if isinstance(problem, BudgetExceeded) else _FAILED
 
 
 def answer_phase(

@@ -19,7 +19,7 @@ from fedmutual.federation import description
 from fedmutual.federation.description import find_common_metric
 from fedmutual.federation.evaluation import COPY, EvalSpec, compute_scores, select_metrics
 from fedmutual.federation.experiment import Experiment
-from fedmutual.privacy.budget import BudgetExceeded, PrivacyBudget
+from fedmutual.privacy.budget import PrivacyBudget
 from fedmutual.rundir import best
 from fedmutual.rundir import folder as folders
 from fedmutual.rundir.file_names import METRICS, SUMMARY, client_folder, server_folder
@@ -35,7 +35,14 @@ from fedmutual.sites.journal import Journal
 from fedmutual.sites.leaving import is_to_leave
 from fedmutual.sites.ledger import record_sent
 from fedmutual.sites.peers import PeerMailbox
-from fedmutual.sites.private_values import Say, answer_phase, check_first_replies, describe_failure, may_depend_on_rows
+from fedmutual.sites.private_values import (
+    Say,
+    answer_phase,
+    check_first_replies,
+    describe_failure,
+    describe_failure_outside,
+    may_depend_on_rows,
+)
 from fedmutual.sites.protocol import (
     ATTEMPTS,
     EVALUATE,
@@ -53,7 +60,7 @@ from fedmutual.sites.protocol import (
 )
 from fedmutual.sites.secure_sum.fixed_point import list_masked_leaves
 from fedmutual.sites.secure_sum.messages import Rejected, Stage
-from fedmutual.sites.secure_sum.site import SiteSums
+from fedmutual.sites.secure_sum.site import SiteSums, check_sum_sites
 from fedmutual.sites.site_journal import MESSAGE, NO_TRAINING, NOT_JOINED, REPLY, UPDATE, Declined, SiteJournal
 from fedmutual.sites.site_settings import SiteSettings, build_site
 from fedmutual.sites.sizes import MessageSizes
@@ -106,11 +113,11 @@ class SiteRuntime:
             raise ConfigError(f"{settings.source}: 'sites.evaluators' need a shared model of which sites send all tensors")
         if self.is_evaluator and self.experiment.config.records.keep_best:
             raise ConfigError(f"{settings.source}: a site that only evaluates keeps no model; remove 'records.keep_best'")
-        self._check_sum_sites(check_only)
+        if self.is_masked:
+            check_sum_sites(self._journal, contract.sites.trainers, read_only=check_only)
         self._baseline = None if check_only else self._make_baseline()
         self._declined = set[str]()  # reasons for declined orders since the last accepted order: each is recorded once
-        # only the names and shapes of the first state are used, which are public
-        self._public = self.experiment.make_server_state(names)
+        self._public = self.experiment.make_server_state(names)  # only its names and shapes are used, which are public
         algorithm, config = self.experiment.algorithm, self.experiment.config
         sizes = MessageSizes(algorithm, self._public, names, self.is_masked)
         self._limit = sizes.order
@@ -126,10 +133,9 @@ class SiteRuntime:
         self._trackers: list[Tracker] = []
         self._client: Client | None = None
         self._at: Place | None = None  # the last phase that the client in memory did; None: no phase
-        if check_only and self.is_evaluator:
-            return
         if check_only:
-            check_first_replies(self.experiment, self.site, names, settings.source)
+            if not self.is_evaluator:
+                check_first_replies(self.experiment, self.site, names, settings.source)
             return
         if self._journal.is_begun():  # a check may run with the kit's contract with other rounds
             try:
@@ -158,18 +164,6 @@ class SiteRuntime:
         """Train the network of `sites.baseline` in the rounds that the site has done. end: only in the rounds before it."""
         if self._baseline is not None:
             self._baseline.train(self._journal.list_rounds(end))
-
-    def _check_sum_sites(self, check_only: bool) -> None:
-        """Raise RunError where masked sums would go on with other sites: the difference of two sums would be an update."""
-        known, sites = self._journal.get_fact("sum sites"), sorted(self._contract.sites.trainers)
-        if self.is_masked and known not in (None, sites) and self._journal.is_begun():
-            raise RunError(
-                f"{self.folder}: the masked sums of this federation were of {', '.join(known)}, and the contract has "
-                f"{', '.join(sites)}: the difference of two sums is nearly the update of one site; begin a federation of "
-                "another name"
-            )
-        if self.is_masked and not check_only:
-            self._journal.set_fact("sum sites", sites)
 
     def _open_journal(self, check_only: bool) -> SiteJournal:
         experiment, contract = self.experiment, self._contract
@@ -252,7 +246,7 @@ class SiteRuntime:
             self._client = None  # discards changes since the last saved phase
             accused = problem.clients if isinstance(problem, Disagreed) else ()
             is_new, why = True, describe_failure(problem)
-            answer = SiteAnswer(order, problem=_describe_problem(problem), accused=accused)
+            answer = SiteAnswer(order, problem=describe_failure_outside(problem), accused=accused)
         reply = pack_message(answer, {})
         if is_new:
             self.say(f"{order.round_name}: {why}")
@@ -365,8 +359,7 @@ class SiteRuntime:
     def _do_phase(self, order: Order, inbox: Message) -> tuple[SiteAnswer, Message, dict[str, Message]]:
         """Carry out the client's part of a phase, and return (answer, message, tensors that stay in the journal by kind)."""
         phase, config = self._list_phases(order)[order.phase], self.experiment.config
-        down: int | None = None
-        remarks: tuple[str, ...] = ()
+        down, remarks = None, tuple[str, ...]()
         if self.peers is not None:
             inbox, down, missing, faults = self.peers.read_inbox(order)
             remarks = tuple(f"{i!r}: its message did not arrive" for i in missing)
@@ -505,12 +498,3 @@ def _prepare_folder(folder: Path, experiment: Experiment, site: str) -> None:
     folders.write_about(folder, experiment.config, environment, experiment.data.partition)
     every, rounds = experiment.config.records.evaluate_every, experiment.config.rounds
     rewind(folder / METRICS, lambda round: is_scored_on_resume(round, round, every, rounds))
-
-
-def _describe_problem(problem: BaseException) -> str:
-    """Return a description that may leave the site: without data, paths and contents of the site's own file."""
-    if isinstance(problem, Disagreed):
-        return problem.what
-    if isinstance(problem, BudgetExceeded):
-        return "its privacy budget is spent"
-    return "it could not do its part; its operator reads why"

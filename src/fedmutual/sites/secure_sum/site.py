@@ -6,7 +6,7 @@ attempt of a round: a second sum without one site would give the server the upda
 
 import hashlib
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -17,6 +17,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 
 from fedmutual.core import Message
+from fedmutual.errors import RunError
 from fedmutual.sites.protocol import Order
 from fedmutual.sites.secure_sum import masks, messages
 from fedmutual.sites.secure_sum.fixed_point import pack_update
@@ -29,6 +30,22 @@ from fedmutual.sites.site_journal import UPDATE, SiteJournal
 _REPLY = "reply."
 Done = tuple[dict[str, Any], Any]
 """The changes of a site's state by a stage, and the content of its answer."""
+
+
+def check_sum_sites(journal: SiteJournal, trainers: Collection[str], read_only: bool) -> None:
+    """Record the sites of a federation's masked sums, unless `read_only`.
+
+    Raises RunError where earlier sums were of other sites: the difference of two sums would be an update.
+    """
+    known, sites = journal.get_fact("sum sites"), sorted(trainers)
+    if known not in (None, sites) and journal.is_begun():
+        raise RunError(
+            f"{journal.folder}: the masked sums of this federation were of {', '.join(known)}, and the contract has "
+            f"{', '.join(sites)}: the difference of two sums is nearly the update of one site; begin a federation of "
+            "another name"
+        )
+    if not read_only:
+        journal.set_fact("sum sites", sites)
 
 
 class SumState(BaseModel):
