@@ -30,7 +30,6 @@ import numpy as np
 from fedmutual.engines import child_process
 
 COSTLY = (
-    "torch._dynamo",
     "sklearn.datasets",
     "fedmutual.cli",
     "fedmutual.studies.run",

@@ -21,7 +21,6 @@ from wards import same, site
 
 LEAD = "lead@example.org"
 IMPORTED = (  # by the server of forked.py: a process of FLARE imports for seconds
-    "torch._dynamo",
     "sklearn.datasets",
     "fedmutual.cli",
     "fedmutual.sites.contract",

@@ -1,7 +1,8 @@
 """Optimisers of torch as this package uses them: copied for other parameters, and set back to their first state."""
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,12 +19,43 @@ COMMON = tuple(OPTIMIZERS[name] for name in COMMON_OPTIMIZERS)
 """Optimisers that take a state of zeros as never stepped, and of which one call may step several networks."""
 
 
+def skip_dynamo(*functions: Callable[..., Any]) -> None:
+    """Let torch call its functions, which torch.compile must not compile, without an import of `torch._dynamo`.
+
+    The import takes longer than that of torch itself. torch keeps the function that it calls in `__dynamo_disable`; where a
+    version of torch does not, nothing changes.
+    """
+    for function in functions:
+        plain = inspect.unwrap(function)
+        vars(plain).setdefault("__dynamo_disable", plain)
+
+
+skip_dynamo(Optimizer.add_param_group, Optimizer.state_dict, Optimizer.load_state_dict, Optimizer.zero_grad)
+
+
+def take_optimizer_step(optimizer: Optimizer) -> None:
+    """Take a step of an optimiser that has its gradients, as `optimizer.step()` without hooks.
+
+    `Optimizer.step` of a common optimiser would import `torch._dynamo` only to stop compiling there.
+    """
+    if type(optimizer) not in COMMON:
+        optimizer.step()
+        return
+    with torch.no_grad():
+        inspect.unwrap(type(optimizer).step)(optimizer)
+
+
 def make_optimizer_alike(optimizer: Optimizer, params: Iterable[Tensor]) -> Optimizer:
     """Return an optimiser of equal type and settings for other parameters, without state."""
     kind: Any = type(optimizer)
-    settings = {k: v for k, v in optimizer.defaults.items() if k in inspect.signature(kind).parameters}
+    settings = {k: v for k, v in optimizer.defaults.items() if k in _list_parameters(kind)}
     copied: Optimizer = kind(list(params), **settings)
     return copied
+
+
+@cache
+def _list_parameters(kind: type[Optimizer]) -> frozenset[str]:
+    return frozenset(inspect.signature(kind).parameters)
 
 
 def reset_state(optimizer: Optimizer) -> None:

@@ -94,18 +94,18 @@ def score_classification(logits: Tensor, targets: Tensor) -> Scores:
 def _compute_auroc(p: FloatArray, y: IntArray, counts: IntArray) -> float | None:
     """Return the mean over the classes present of the area under the one-against-rest curve, from ranks (Mann-Whitney).
 
-    p [N, C], y [N], counts [C]. All classes are ranked at once: a tenth of the time of a curve for each.
+    p [N, C], y [N], counts [C]. `scipy.stats.rankdata` has the same ranks, and takes a second to import.
     """
     present = counts.nonzero()[0]
     if len(present) < 2 or not np.isfinite(p).all():
         return None
-    from scipy.stats import rankdata  # a second to import, and only those who evaluate need it
-
-    ranks = rankdata(p[:, present], axis=0)
-    positive = counts[present]
-    sums = np.where(y[:, None] == present, ranks, 0.0).sum(0)
-    areas = (sums - positive * (positive + 1) / 2) / (positive * (len(y) - positive))
-    return float(areas.mean())
+    areas = []
+    for c, ordered in zip(present, np.sort(p[:, present], axis=0).T, strict=True):
+        of_class, positive = p[y == c, c], counts[c]
+        # twice the ranks of the class's rows from 1; rows with equal values share the mean of their ranks
+        doubled = np.searchsorted(ordered, of_class) + np.searchsorted(ordered, of_class, side="right") + 1
+        areas.append((doubled.sum() / 2 - positive * (positive + 1) / 2) / (positive * (len(y) - positive)))
+    return float(np.mean(areas))
 
 
 def score_ordinal(logits: Tensor, targets: Tensor) -> Scores:

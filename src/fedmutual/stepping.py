@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from fedmutual.calling import Inputs, call_network, list_tensors
 from fedmutual.core import At, Batch, Client, Diverged, Message, Net, Phase, Recipe, Work, find_head
-from fedmutual.optimizers import COMMON, make_optimizer_alike
+from fedmutual.optimizers import COMMON, make_optimizer_alike, take_optimizer_step
 
 T = TypeVar("T")
 PhaseResult = tuple[Message, dict[str, float]]
@@ -174,7 +174,7 @@ def _step(
             return
         set_gradients(params, grads)
         for optimizer in optimizers:
-            optimizer.step()
+            take_optimizer_step(optimizer)
 
     terms, memory = take_step(phase, client.recipe, client.memory, batches, compute_gradients, update)
     client.memory = client.memory if skipped else memory

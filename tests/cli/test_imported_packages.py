@@ -34,6 +34,15 @@ LARGE = (
     "nvflare",
     "fedmutual_papers",
 )
+DIGITS = """
+name = "digits"
+rounds = 1
+data = { name = "digits" }
+partition = { kind = "iid", clients = 2 }
+split = { test = 0.1 }
+training = { local_steps = 1 }
+engine = { name = "inprocess" }
+"""
 TABLE = """
 name = "table"
 rounds = 1
@@ -65,8 +74,13 @@ def test_algorithms_are_listed_with_torch_alone(imported):
     assert imported("list", "algorithms") <= {"torch"}
 
 
+def test_a_run_imports_no_compiler_and_no_scikit_learn(imported, tmp_path):
+    """torch._dynamo and sklearn take longer than torch itself; a worker process has the imports of `torch` alone."""
+    (tmp_path / "digits.toml").write_text(DIGITS)
+    assert imported("run", "digits.toml") <= {"torch", "pandas"}
+
+
 def test_data_are_checked_with_their_networks_and_no_optimiser(imported, tmp_path):
-    """Building an optimiser imports torch._dynamo, which takes as long as torch itself."""
     rows = [f"{'north' if row % 2 else 'south'},{row / 7},{'yes' if row % 3 else 'no'}" for row in range(80)]
     (tmp_path / "table.csv").write_text("\n".join(["domain,pulse,ill", *rows]))
     (tmp_path / "table.toml").write_text(TABLE)

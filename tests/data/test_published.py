@@ -4,14 +4,24 @@ import os
 import urllib.request
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 
 from fedmutual import data
+from fedmutual.data import published
 from own_data import config, everything, image, refused
 
 ROOT = Path(os.environ.get("FEDMUTUAL_DATA", "none"))
 FOLDERS = {"mnist": "MNIST", "cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
+
+
+def test_the_digits_are_those_of_scikit_learn() -> None:
+    images, labels = published._load_digits()
+    expected = load_digits()
+    assert np.array_equal(images, expected.images)
+    assert np.array_equal(labels, expected.target)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """Published data sets in their published files: digits, MNIST, CIFAR, PACS, Office-Home, Tiny-ImageNet, LEAF's FEMNIST."""
 
 import contextlib
+import gzip
+import importlib.util
 import json
 import os
 import shutil
@@ -59,11 +61,16 @@ def read_digits(config: DataConfig) -> Source:
 
 @cache
 def _load_digits() -> tuple[Any, Any]:
-    """Return images [1797, 8, 8] and labels [1797]; the text file is parsed once in a process."""
-    from sklearn.datasets import load_digits
+    """Return images [1797, 8, 8] and labels [1797]; the text file is parsed once in a process.
 
-    digits = load_digits()
-    return digits.images, digits.target
+    As `sklearn.datasets.load_digits` reads them, whose import takes longer than that of torch.
+    """
+    found = importlib.util.find_spec("sklearn")
+    assert found is not None  # scikit-learn is required
+    assert found.origin is not None
+    with gzip.open(Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz", "rt") as file:
+        table = np.loadtxt(file, delimiter=",")
+    return table[:, :-1].reshape(-1, 8, 8), table[:, -1].astype(int)
 
 
 def read_torchvision(config: DataConfig) -> Source:

@@ -29,7 +29,7 @@ _ATTEMPTS = 3  # to start a worker process
 _PAUSE = 0.5  # seconds between two attempts: a fork server that fails still accepts connections until it has ended
 _PRELOADED = [
     "fedmutual.engines.fork_server",
-    *("torch._dynamo", "fedmutual.federation.experiment"),  # a worker's imports, which take seconds
+    "fedmutual.federation.experiment",  # a worker's imports, which take seconds
 ]
 
 

@@ -18,6 +18,7 @@ from fedmutual.errors import ConfigError
 from fedmutual.models import Weights
 from fedmutual.models.own import find_ending
 from fedmutual.models.splice import build_meme, list_shared_tensors
+from fedmutual.optimizers import skip_dynamo
 from fedmutual.tasks import TASKS
 
 _STEP, _RATE = 6e-4, 4e10  # a rough guess of a core: seconds that any step takes, floating-point operations a second
@@ -38,8 +39,10 @@ class Workload(NamedTuple):
 
 def count_flops(net: nn.Module, examples: Inputs) -> float:
     """Return the floating-point operations of a forward pass of one example; 0 if they cannot be counted."""
-    from torch.utils.flop_counter import FlopCounterMode  # this import loads Triton, which worker processes do not need
+    # this import loads Triton, which worker processes do not need
+    from torch.utils.flop_counter import FlopCounterMode, _FlopCounterMode
 
+    skip_dynamo(_FlopCounterMode.__torch_dispatch__)
     try:
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             call_network(net.eval(), examples)
