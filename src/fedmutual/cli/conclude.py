@@ -21,21 +21,20 @@ def print_comparison(groups: list[tuple[str, list[Path]]], page: Path) -> None:
     Raises:
         RunError: a folder is not the folder of a run, or is damaged; or the page cannot be written.
     """
-    from fedmutual.report.html import write_report
+    from fedmutual.report.html import write_page
     from fedmutual.report.terminal import make_cost_table, make_headline_tables
     from fedmutual.report.verdicts import find_answers
     from fedmutual.results.comparison import make_comparisons
     from fedmutual.results.frame import read_runs
 
-    groups_of_runs = [(name, read_runs(folders)) for name, folders in groups]
-    for name, runs in groups_of_runs:
-        compared = make_comparisons(runs)
+    groups_of_comparisons = [(name, make_comparisons(read_runs(folders))) for name, folders in groups]
+    for name, compared in groups_of_comparisons:
         out.print(f"\n[bold]{escape(name)}[/bold]")
         out.print(make_headline_tables(compared))
         out.print(make_cost_table(compared))
         for line in find_answers(compared):
             print_text(line)
-    write_report([run for _, runs in groups_of_runs for run in runs], page)
+    write_page([comparison for _, compared in groups_of_comparisons for comparison in compared], page)
     print_text(f"\nreport: {page}", soft_wrap=True)
 
 

@@ -343,14 +343,16 @@ def demo(
     for name, (_, expectation) in EXPERIMENTS.items():
         print_text(f"{name}: {expectation}", soft_wrap=True)
     start_fork_server_early()  # its imports, which take seconds, run beside those below
-    from fedmutual.studies.compare import compare
+    from fedmutual.studies.compare import list_variants
+    from fedmutual.studies.study import Study, list_seeds, train_runs
 
-    groups = []
+    studies = {}
+    for name, (methods, _) in EXPERIMENTS.items():
+        with as_file(files("fedmutual") / "demo" / f"{name}.toml") as file:
+            config = fedmutual.load_config(file)
+        studies[name] = Study(list_variants(config, methods), list_seeds(config, seeds), folder / name)
     command = format_resume_command("demo", None, folder, "--seeds", str(seeds))
+    queue = {k: v for study in studies.values() for k, v in study.runs.items()}  # one, so that no core waits between studies
     with show_progress(command, runs=runs) as watch:
-        for name, (methods, _) in EXPERIMENTS.items():
-            with as_file(files("fedmutual") / "demo" / f"{name}.toml") as file:
-                config = fedmutual.load_config(file)
-            trained = compare(config, methods, seeds, folder / name, resume, watch.observe, jobs=jobs)
-            groups.append((name, [run.folder for run in trained]))
-    conclude.print_comparison(groups, page)
+        train_runs(queue, resume, watch.observe, jobs, seconds=_SECONDS_PER_RUN)
+    conclude.print_comparison([(name, [*study.runs]) for name, study in studies.items()], page)

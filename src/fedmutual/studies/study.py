@@ -13,7 +13,7 @@ from fedmutual.rundir.file_names import CONFIG
 from fedmutual.rundir.folder import check_free, check_resumable
 from fedmutual.studies.observers import Watch, make_warning_observers
 from fedmutual.studies.run import RunRequest, can_stack
-from fedmutual.studies.side_by_side import limit_jobs, train_queue
+from fedmutual.studies.side_by_side import choose_jobs, limit_jobs, train_queue
 from fedmutual.studies.trained_run import Run, open_trained_run
 from fedmutual.user_code.recorded_code import set_trust
 
@@ -136,6 +136,7 @@ def train_runs(
     jobs: int | None = None,
     tolerated: tuple[type[Exception], ...] = (),
     observers: Sequence[Observer] = (),
+    seconds: float | None = None,
 ) -> dict[Path, Exception]:
     """Train each run into its folder, and return folder -> error, of the runs with a tolerated error.
 
@@ -144,7 +145,8 @@ def train_runs(
 
     watch: an observer for the run of this name; of a run in a worker process it sees the start, notes, replies, scores,
     and the end. jobs: the number of runs side by side; None: chosen by the time of the first run, and 1 with `observers`,
-    which see every event of every run. tolerated: errors of one run after which the other runs continue.
+    which see every event of every run. tolerated: errors of one run after which the other runs continue. seconds: of one
+    run, where they are known before the first run.
 
     Raises:
         ConfigError: `jobs` is above 1, and the runs cannot run side by side.
@@ -160,7 +162,10 @@ def train_runs(
     configs = [request.config for request in requests]
     is_stacked = can_stack(configs)
     queue = _StudyQueue([requests] if is_stacked else [[request] for request in requests], tolerated)
-    train_queue(queue, 1 if is_stacked else limit_jobs(configs, 1 if observers and jobs is None else jobs))
+    limited = 1 if is_stacked else limit_jobs(configs, 1 if observers and jobs is None else jobs)
+    if limited is None and seconds is not None:
+        limited = choose_jobs(len(queue), seconds, configs[0].engine.threads)
+    train_queue(queue, limited)
     return queue.problems
 
 
