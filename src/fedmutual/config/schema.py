@@ -476,6 +476,9 @@ class ClientConfig(Section):
     share: Annotated[ShareConfig | None, BeforeValidator(lambda table: None if table == {} else table)] = None
 
 
+_UNSET = ClientConfig()
+
+
 def _name_algorithm(table: object) -> object:
     """Return the table [algorithm] with a name: its own, or the default."""
     return {"name": DEFAULT_ALGORITHM, **table} if isinstance(table, dict) else table
@@ -508,7 +511,7 @@ class Config(Section):
 
     def get_client_config(self, client: str) -> ClientConfig:
         """Return the settings of one client. A key that is None is unset: the federation's value holds."""
-        return self.clients.get(client, ClientConfig())
+        return self.clients.get(client, _UNSET)
 
     def takes_part(self, client: str) -> bool:
         """Return whether a client takes part in the federation (`participants`)."""

@@ -207,7 +207,7 @@ def _evaluate(
 ) -> Evaluated:
     """Score the shared model at the server and the clients' nets in their processes; scores are in the clients' order."""
     at = At(plan.seed, round, plan.rounds, len(plan.algorithm.phases) - 1)
-    participants = draw_participants(plan.clients, plan.participation, at)
+    participants = set(draw_participants(plan.clients, plan.participation, at))
     evaluations = {i: tuple(e for e in all_ if i in participants or e.model != COPY) for i, all_ in plan.evaluations.items()}
     orders = {
         i: ScoreOrder(specs, _get_inbox(plan, server, i, at), round + 1, plan.homes.get(i), plan.keep)
