@@ -20,6 +20,8 @@ SECTIONS = {
     "short": "short",
     "clients": "scaling",
     "scale": "scale",
+    "growth": "growth",
+    "commands": "commands",
     "disk": "disk",
     "fedh2l": "fedh2l",
     "peers": "peers",
@@ -46,7 +48,7 @@ def main() -> None:
     parser.add_argument("--htfl", type=Path, metavar="PATH", help="of the section peers: a clone of HtFLlib")
     parser.add_argument("--setting", metavar="MODEL-K", help="of the section peers: one setting only, for example mlp-5")
     parser.add_argument("--epochs", type=int, default=1, metavar="N", help="of the section peers: local epochs of a round")
-    parser.add_argument("--before", type=Path, metavar="PATH", help="of the section disk: a clone of an earlier version")
+    parser.add_argument("--before", type=Path, metavar="PATH", help="of disk and commands: a clone of an earlier version")
     parser.add_argument("--tiny", action="store_true", help="only see that it runs: the numbers mean nothing")
     parser.add_argument("--json-dir", type=Path, help="benchmarks/results; with --tiny, nowhere")
     args = parser.parse_args()
