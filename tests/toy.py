@@ -178,9 +178,8 @@ def first_state(
     """Return the server's first state, as an experiment has it."""
     if "proxy" in algorithm.scores:
         return make_proxy_state(ids, CLASSES, server(shared, home))
-    if algorithm.begins is not None:
-        return algorithm.begins(shared(0), CLASSES)
-    return server(shared, home) if "global" in algorithm.scores else {}
+    begun = algorithm.begins(shared(0), CLASSES) if algorithm.begins is not None else {}
+    return begun | (server(shared, home) if "global" in algorithm.scores else {})
 
 
 def federation(

@@ -109,19 +109,27 @@ class Net(NamedTuple):
         """
         return self.call(x) if weights is None else self.call(x, weights)
 
-    def features(self, x: Inputs, weights: Message | None = None) -> tuple[Tensor, Tensor]:
+    def features(self, x: Inputs, weights: Message | None = None, beside: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return (the input of the last layer [B, F], the output [B, C]), for algorithms with `Algorithm.features`.
 
-        weights: as in a call.
+        weights: as in a call. beside: further features [G, F], which the last layer gets too: the output is [B + G, C].
         """
-        return take_features(self.head, lambda: self(x, weights))
+        return take_features(self.head, lambda: self(x, weights), beside)
 
 
-def take_features(head: nn.Linear | None, call: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
-    """Return (the input [B, F] of the layer `head` while `call` computes the output, the output [B, C])."""
+def take_features(head: nn.Linear | None, call: Callable[[], Tensor], beside: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return (the input [B, F] of the layer `head` while `call` computes the output, the output [B, C]).
+
+    beside: further rows [G, F] of the layer's input; the output is then [B + G, C].
+    """
     assert head is not None  # of a network with `Algorithm.features`, as is checked before the first round
     taken: list[Tensor] = []
-    with head.register_forward_pre_hook(lambda _, inputs: taken.append(inputs[0])):
+
+    def take(_: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor | None:
+        taken.append(inputs[0])
+        return None if beside is None else torch.cat((inputs[0], beside.to(inputs[0])))
+
+    with head.register_forward_pre_hook(take):
         output = call()
     return taken[-1].to(output.dtype), output
 
@@ -478,8 +486,8 @@ class Algorithm:
     alike: bool = False  # whether a client's personal network must have the shared architecture
     same_heads: bool = False  # whether the last layers of all personal networks must have the shape of the shared one's
     features: tuple[str, ...] = ()  # the nets whose features are read (`Net.features`); they must end in a linear layer
-    # (the shared network, the number of classes) -> the server's first state, if the state is neither a model nor public
-    # data; all clients must then have the same classes
+    # (the shared network, the number of classes) -> the server's first state besides a shared model, if the state is not
+    # public data; all clients must then have the same classes
     begins: Callable[[nn.Module, int], Message] | None = None
     # (the sent message, a compressed reply) -> the model that the reply stands for, by which real sites compare updates;
     # None: replies are not compressed

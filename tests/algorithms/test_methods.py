@@ -17,6 +17,7 @@ from fedmutual.algorithms import (
     FedAvg,
     FedAvgFT,
     FedDF,
+    FedGen,
     FedGH,
     FedKD,
     FedOpt,
@@ -641,6 +642,89 @@ def test_a_round_of_fedkd():
         assert (
             np.abs(shared_state[f"{k}.weight"].numpy() - (wide[k] + np.mean([m[k] for m in learned], axis=0))).max() < 1e-7
         )
+
+
+class Published(nn.Module):
+    """FedGen's generator as its authors build it: noise and one-hot label, a hidden layer with BatchNorm, features."""
+
+    def __init__(self, noise, classes, hidden, features):
+        super().__init__()
+        self.classes = classes
+        self.hidden, self.norm = nn.Linear(noise + classes, hidden), nn.BatchNorm1d(hidden)
+        self.output = nn.Linear(hidden, features)
+
+    def forward(self, y, noise):
+        one_hot = nn.functional.one_hot(y, self.classes).to(noise)
+        return self.output(self.norm(self.hidden(torch.cat((noise, one_hot), 1))).relu())
+
+
+def step_published_generator(net, optimizer, heads, rows, y, noise):
+    """Their step: the teachers' weighted NLL of the labels, and exp(-mean of noise distance times feature distance)."""
+    made = net(y, noise)
+    loss = 0
+    for head, mine in zip(heads, rows, strict=True):
+        fit = nn.NLLLoss(reduction="none")((made @ head.T).log_softmax(1), y)
+        loss = loss + (fit * (mine / rows.sum(0))[y]).mean()
+    n = len(y)
+    features = (made.expand(n, n, -1) - made.unsqueeze(1)).abs().mean(2)
+    distances = (noise.expand(n, n, -1) - noise.unsqueeze(1)).pow(2).mean(2)
+    optimizer.zero_grad()
+    (loss + torch.exp(torch.mean(-distances * features))).backward()
+    optimizer.step()
+
+
+def test_two_rounds_of_fedgen():
+    """The authors' losses, written anew with modules of torch: a plain round, steps of the generator, a taught round."""
+    n, noise, alpha, beta = 8, 4, 3.0, 2.0
+    more = {"gen_steps": 3, "gen_lr": 0.01, "gen_noise": noise, "gen_hidden": 5, "gen_alpha": alpha, "gen_beta": beta}
+    algorithm = FedGen(**more, local_epochs=1, batch_size=n).algorithm()
+    ours = clients(algorithm, shared=[BODY, HEAD])
+    model = {"0.weight": torch.tensor(BODY), "1.weight": torch.tensor(HEAD)}
+    begun = algorithm.begins(stacked([BODY, HEAD]), 2)
+    assert begun["rows by class"].tolist() == [0, 0]
+    got = federation(algorithm, ours, rounds=2, start={**model, **begun})
+    rows = torch.tensor(np.stack([np.bincount(Y[i], minlength=2) for i in X]))
+    with torch.random.fork_rng():
+        torch.manual_seed(At(7, 0, 2).rng("generator").initial_seed())
+        net = Published(noise, 2, 5, 3)
+    body, head = (v.clone() for v in model.values())
+    for number in range(2):
+        at, learned = At(7, number, 2), {}
+        for i in X:
+            weights = [v.clone().requires_grad_() for v in (body, head)]
+            order = torch.randperm(len(Y[i]), generator=at.rng(i, "batches"))
+            x, y = torch.tensor(X[i])[order], torch.tensor(Y[i])[order]
+            own = (x @ weights[0].T @ weights[1].T).log_softmax(1)
+            loss = nn.NLLLoss()(own, y)
+            if number:
+                stream = at.rng(i, "generator")
+                other = torch.randint(2, (len(y),), generator=stream)
+                first, second = torch.rand(len(y), 2 * noise, generator=stream).chunk(2, 1)
+                with torch.no_grad():
+                    net.eval()
+                    made = net(torch.cat((y, other)), torch.cat((first, second)))
+                target = (made[: len(y)] @ weights[1].T).softmax(1).detach()
+                loss = loss + 0.98 * beta * nn.KLDivLoss(reduction="batchmean")(own, target)
+                loss = loss + 0.98 * alpha * nn.NLLLoss()((made[len(y) :] @ weights[1].T).log_softmax(1), other)
+            loss.backward()
+            learned[i] = [(v - LR * v.grad).detach() for v in weights]
+        stream, optimizer = (
+            at.rng("generator", "steps"),
+            torch.optim.Adam(net.parameters(), 0.01 * 0.98**number, weight_decay=0.01),
+        )
+        net.train()
+        for _ in range(3):
+            y = torch.randint(2, (n,), generator=stream)
+            step_published_generator(
+                net, optimizer, [w[1] for w in learned.values()], rows, y, torch.rand(n, noise, generator=stream)
+            )
+        body, head = (average({i: w[k] for i, w in learned.items()}) for k in range(2))
+    assert (got["0.weight"] - body).abs().max() < 1e-12
+    assert (got["1.weight"] - head).abs().max() < 1e-12
+    for name, v in net.state_dict().items():
+        if v.is_floating_point():
+            assert (got[f"generator {name}"] - v).abs().max() < 1e-12, name
+    assert got["rows by class"].tolist() == [3, 5]
 
 
 def test_two_rounds_of_proxyfl(monkeypatch):

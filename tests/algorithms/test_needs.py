@@ -58,6 +58,11 @@ WRONG = [
         {"model": {"shared": "mlp", "personal": ["mlp", "cnn1", "mlp"]}},
         "key 'model.personal': algorithm 'fedgh' shares the last layer, which is weight",
     ),
+    (
+        "fedgen",
+        {"model": {"part": ["features"], "adaptor": "rest"}},
+        "key 'algorithm.name': 'fedgen': the server learns from the clients' last layers; share them too (model.part)",
+    ),
     ("kt-pfl", {}, "algorithm 'kt-pfl' needs a public seed set; set split.public"),
     ("feddf", {}, "algorithm 'feddf' needs a public seed set; set split.public"),
     ("feddf", {"split": {"public": 0.2}, "model": {"part": ["features"], "adaptor": "rest"}}, "remove 'model.part'"),
@@ -104,6 +109,8 @@ def test_classes_that_differ_are_not_held_against_each_other(name, place):
         ({"name": "moon", "contrast_temperature": 0.0}, "key 'algorithm.contrast_temperature' must be above 0, not 0"),
         ({"name": "fedala", "rows_share": 1.5}, "key 'algorithm.rows_share' must be between 0 and 1, not 1.5"),
         ({"name": "pfedme", "inner_steps": 0}, "key 'algorithm.inner_steps' must be at least 1, not 0"),
+        ({"name": "fedgen", "gen_steps": 0}, "key 'algorithm.gen_steps' must be at least 1, not 0"),
+        ({"name": "fedgen", "gen_lr": 0.0}, "key 'algorithm.gen_lr' must be above 0, not 0"),
         ({"name": "fedgh", "head_lr": 0.0}, "key 'algorithm.head_lr' must be above 0, not 0"),
         ({"name": "fedapen", "adapt_share": 1.0}, "key 'algorithm.adapt_share' must be between 0 and 0.99, not 1"),
         ({"name": "kt-pfl", "kt_penalty": -1.0}, "key 'algorithm.kt_penalty' must be at least 0, not -1"),
@@ -116,7 +123,7 @@ def test_a_setting_out_of_range(settings, sentence):
         parse_config({"name": "x", "algorithm": settings})
 
 
-@pytest.mark.parametrize("name", ["fedproto", "fedkd", "feddf", "fd", "fedapen", "kt-pfl"])
+@pytest.mark.parametrize("name", ["fedproto", "fedkd", "feddf", "fd", "fedgen", "fedapen", "kt-pfl"])
 def test_a_method_of_classes_takes_no_numbers(name):
     with pytest.raises(ConfigError, match=r"training\.task must be a task with classes"):
         parse_config({"name": "x", "algorithm": {"name": name}, "training": {"task": "regression"}})

@@ -53,7 +53,7 @@ def test_stacked_clients_learn_a_task_as_single_clients_do(task):
     assert np.isfinite(scores[scores["metric"] == plain.task().metric.name]["value"]).all()
 
 
-OF_CLASSES = ("fedkd", "fedproto", "fedtgp", "feddf", "fedh2l", "fd", "fedgh", "fedapen", "kt-pfl")
+OF_CLASSES = ("fedkd", "fedproto", "fedtgp", "feddf", "fedh2l", "fd", "fedgh", "fedgen", "fedapen", "kt-pfl")
 PUBLIC = {"split.public": 0.3}
 NEEDS = {"aggregate": PUBLIC, "feddf": PUBLIC} | dict.fromkeys(("fedh2l", "fedmd"), PUBLIC | {"algorithm.public_batch": 4})
 

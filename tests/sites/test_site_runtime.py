@@ -83,6 +83,7 @@ METHODS = {  # without public data, which tests of their own have
     "fedtgp": {"proto_size": 32, "server_epochs": 5},
     "fd": {},
     "fedgh": {},
+    "fedgen": {"gen_alpha": 0.1, "gen_beta": 0.1},
     "fedapen": {},
     "fedkd": {},
     "proxyfl": {},

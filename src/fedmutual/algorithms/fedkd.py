@@ -34,6 +34,8 @@ class FedKD(Fork):
 
     The squared norm is the mean of squares over the mentee's features; the mentor's are averaged into as many. A matrix
     [m, n] of the update is sent as factors of its best approximation of rank r = ceil(rank min(m, n)), if these are smaller.
+    The paper takes as many singular values as hold a share of the squares, more in later rounds. This number depends on
+    private rows, which the shape of a reply may not; so r is the same for all clients and rounds.
     """
 
     rank: float = setting(

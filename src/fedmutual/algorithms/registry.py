@@ -79,6 +79,7 @@ METHODS = {
     "pfedme": Method("pfedme:PFedMe", "pFedMe", tune={"moreau_lam": (1.0, 15.0, 30.0), "outer_rate": (0.001, 0.005, 0.02)}),
     "fd": Method("fd:FD", "FD", tune={"fd_weight": (0.1, 1.0, 10.0)}),
     "fedgh": Method("fedgh:FedGH", "FedGH", tune={"head_lr": (0.01, 0.1, 1.0)}),
+    "fedgen": Method("fedgen:FedGen", "FedGen", tune={"gen_alpha": (0.1, 1.0, 10.0), "gen_beta": (0.1, 1.0, 10.0)}),
     "fedapen": Method("fedapen:FedAPEN", "FedAPEN", tune={"adapt_rate": (0.001, 0.01, 0.1)}),
     "kt-pfl": Method("ktpfl:KTpFL", "KT-pFL", tune={"kt_temperature": (1.0, 10.0), "match_steps": (1, 5)}),
     "feddf": Method("feddf:FedDF", "FedDF", tune={"distill_steps": (30, 100, 300)}),

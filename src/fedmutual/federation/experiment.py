@@ -94,12 +94,14 @@ class Experiment:
             return make_agreed_state(self.seeds.owners, outputs)
         if "proxy" in scores:
             return make_proxy_state(members or self.clients, outputs, self.nets.get_shared_state())
+        state = self.nets.get_shared_state() if "global" in scores and not self.pooled else {}
         if self.algorithm.begins is not None:
             try:
-                return self.algorithm.begins(self.nets.shared, outputs)
+                state |= self.algorithm.begins(self.nets.shared, outputs)
+                self.algorithm.phases[0].leaves(state)
             except ValueError as problem:
                 raise ConfigError(f"key 'algorithm.name': {self.config.algorithm['name']!r}: {problem}") from None
-        return self.nets.get_shared_state() if "global" in scores and not self.pooled else {}
+        return state
 
     def make_bench(self) -> Bench | None:
         """Return the model and public data for training at the server; None if the algorithm does not train there."""

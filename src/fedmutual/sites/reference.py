@@ -137,7 +137,7 @@ def _list_leaves(algorithm: Algorithm) -> list[str]:
     if "proxy" in algorithm.scores:
         state = make_proxy_state("ab", 10, model)
     elif algorithm.begins is not None:
-        state = algorithm.begins(shared, 10)
+        state = algorithm.begins(shared, 10) | (model if "global" in algorithm.scores else {})
     elif algorithm.public is not None and not algorithm.public.server:
         state = make_agreed_state({i: range(64) for i in "ab"}, 10)
     elif "global" not in algorithm.scores:
