@@ -13,6 +13,7 @@ from fedmutual.algorithms import (
     FedAvg,
     FedAvgFT,
     FedDF,
+    FedGen,
     FedKD,
     FedProto,
     FedProx,
@@ -198,6 +199,13 @@ def test_fedkd_of_full_rank_sends_the_mentee(engine):
     got = federation(algorithm, ours, rounds=1, engine=engine)
     memes = {one.id: weights(one.nets["meme"]) for one in ours}
     assert difference(got, mean(memes)) == 0.0
+
+
+def test_fedgen_without_weights_is_fedavg(engine):
+    fedgen, fedavg = FedGen(gen_alpha=0.0, gen_beta=0.0, gen_steps=2, **E).algorithm(), FedAvg(**E).algorithm()
+    got = federation(fedgen, clients(fedgen), engine=engine)
+    expected = federation(fedavg, clients(fedavg), engine=engine)
+    assert difference({k: got[k] for k in expected}, expected) < 1e-6
 
 
 EVERYTHING = ["features", "classifier"]

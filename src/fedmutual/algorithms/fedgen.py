@@ -101,7 +101,8 @@ class FedGen(Fork):
         place = next(client.nets["meme"].parameters())
         generator = {k: v.to(place) for k, v in inbox.items() if k.startswith(GENERATOR)}
         weights = {"alpha": self.gen_alpha, "beta": self.gen_beta} if generator else {}
-        return generator | {k: torch.tensor(max(1e-4, v * DECAY**at.round)).to(place) for k, v in weights.items()}
+        least = {k: 1e-4 if v else 0.0 for k, v in weights.items()}
+        return generator | {k: torch.tensor(max(least[k], v * DECAY**at.round)).to(place) for k, v in weights.items()}
 
     def batches(self, client: Client, inbox: Message, at: At) -> Iterable[Batch]:
         """Yield batches of private data with drawn labels int64 [B], and noise [B, 2 N] for both labels of a row."""
