@@ -156,7 +156,9 @@ def main() -> None:
     args = parser.parse_args()
     allocator.keep_freed_memory()  # a process of our own, as the command line's
     stage = Stage()
-    engine = {key: getattr(args, key) for key in ("threads", "device", "precision", "compile", "graphs")} | {"name": args.engine}
+    engine = {key: getattr(args, key) for key in ("threads", "device", "precision", "compile", "graphs")} | {
+        "name": args.engine
+    }
     if args.workers:
         engine["workers"] = args.workers
     settings = {"method": args.algorithm, "epochs": args.epochs, **engine}

@@ -43,6 +43,7 @@ class ClientStore:
         self.clients: dict[str, Client] = {}  # in memory; the client that was used longest ago comes first
         self._changed = set[str]()  # clients in memory whose state is not in a file
         self._written = dict[str, dict[str, Size]]()  # client -> name and shape of each tensor in its file, in order
+        self._forms = dict[tuple[tuple[str, Size], ...], dict[str, Size]]()  # the values of `_written`, each once
         if make is not None and disk is None:
             self.clients = {id: make(id) for id in ids}
 
@@ -71,7 +72,9 @@ class ClientStore:
                 state = collect_client_state(self.clients[oldest], in_phase=True)
                 write_tensors(_find_file(self._disk, oldest), state, {"format": "1"}, sync=False)
                 self._changed.discard(oldest)
-                self._written[oldest] = {name: tensor.shape for name, tensor in state.items()}
+                shapes = {name: tensor.shape for name, tensor in state.items()}
+                # one object for all clients with equal names in equal order
+                self._written[oldest] = self._forms.setdefault((*shapes.items(),), shapes)
             del self.clients[oldest]
         client = self._make(id)
         if id in self._written:

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 from difflib import get_close_matches
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fedmutual.calling import (
     Inputs,
@@ -48,9 +50,9 @@ _OURS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
     name: getattr(networks, name.replace("-", "_")) for name in NAMES
 }
 
-checked_networks: set[tuple[str, Shape, str, int, tuple[tuple[int, ...], ...]]] = set()
-"""(name, shape, types of inputs, classes, shapes of the logits) of networks that passed the check in this process: a run
-builds a network for each client, and the networks differ in their weights only."""
+checked_networks: set[tuple[Any, ...]] = set()
+"""(name, shape, types of inputs, classes, shapes of the logits, layers and tensors of a user's network) of networks that
+passed the check in this process: a run builds a network for each client, and the networks differ in their weights only."""
 
 
 def build(
@@ -85,16 +87,27 @@ def build(
             forms = _list_forms(shape, classes, of_pixels)
             if check or weights is not None:
                 examples = make_example_inputs(find_image_shape(shape)) if examples is None else examples
-                about = (name, shape, format_tensor(examples), classes, forms)
-                if check and about not in checked_networks:
+                # a user's factory may return other layers at another call
+                layers = _list_layers(net) if is_user_network(name) else ()
+                about = (name, shape, format_tensor(examples), classes, forms, layers)
+                if check and (layers is None or about not in checked_networks):
                     _check_network(net, name, examples, forms, lambda: _make_network(name, shape, classes, key))
-                    if not is_user_network(name):  # a user's factory may change from call to call
+                    if layers is not None:
                         checked_networks.add(about)
                 if weights is not None and weights.state is not None:
                     pretrained.load_weights(net, weights, _list_head(net, name, examples, classes, key), name)
         except ValueError as problem:
             raise ConfigError(f"key {key!r}: network {name!r} {problem}") from problem
     return net.train()
+
+
+def _list_layers(net: nn.Module) -> tuple[Any, ...] | None:
+    """Return the types of the layers and of the tensors of a network; None if a layer gets its shape from the first input."""
+    tensors = [*net.named_parameters(), *net.named_buffers()]
+    if any(is_lazy(tensor) for _, tensor in tensors):
+        return None
+    layers = ((name, type(layer)) for name, layer in net.named_modules())
+    return (*layers, *((name, tensor.shape, tensor.dtype) for name, tensor in tensors))
 
 
 def make_outline(make: Callable[[], nn.Module], *names: str) -> nn.Module | None:
