@@ -280,7 +280,7 @@ def test_a_network_is_checked_again_only_with_other_layers(module: Module) -> No
         hook.remove()
     assert all(first for first, _ in counts.values())
     assert [name for name, (_, again) in counts.items() if again] == [f"{own}:lazy", f"{own}:changing"]
-    assert counts[user_network][0] == counts[user_network][1]
+    assert counts[f"{own}:lazy"][0] == counts[f"{own}:lazy"][1]
 
 
 def test_a_network_is_checked_again_for_other_outputs() -> None:

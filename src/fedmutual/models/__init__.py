@@ -102,7 +102,7 @@ def build(
 
 
 def _list_layers(net: nn.Module) -> tuple[Any, ...] | None:
-    """Return the types of the layers and of the tensors of a network; None if a layer gets its shape from the first input."""
+    """Return the types of the layers and of the tensors of a network; None if an input determines the shape of a layer."""
     tensors = [*net.named_parameters(), *net.named_buffers()]
     if any(is_lazy(tensor) for _, tensor in tensors):
         return None
