@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from contextlib import closing
 from unittest.mock import MagicMock
 
 import pytest
@@ -12,6 +13,7 @@ pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed (the extra 
 from fedmutual.rundir.folder import is_locked, lock_folder
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.flare import executor
+from fedmutual.sites.journal import Journal
 from fedmutual.sites.protocol import WORK, Order, pack_message
 from fedmutual.user_code import plugins
 from wards import COMMON, MLPS, contract, site
@@ -43,7 +45,12 @@ def test_a_job_holds_the_lock_from_an_order_until_its_answer_is_sent(tmp_path, m
         assert is_locked(work)
     job.handle_event(executor.EventType.AFTER_SEND_TASK_RESULT, context)
     assert not is_locked(work)
+    monkeypatch.setattr(executor.os, "getppid", lambda: 1)  # the process of the site has ended: nothing is trained
+    task[executor.BODY] = pack_message(Order(WORK, 2, 0), {})
+    assert executor.BODY not in job.execute("do", task, context, None)
     job.handle_event("_end_run", context)
+    with closing(Journal(tmp_path / "north" / "state" / "wards", read_only=True)) as journal:
+        assert [round for (round,) in journal.read("SELECT round FROM phases")] == [0, 1]
 
 
 @pytest.mark.parametrize("is_sent", [True, False])

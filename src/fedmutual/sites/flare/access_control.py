@@ -70,6 +70,7 @@ class AccessControl(FLComponent):  # type: ignore[misc]
     def __init__(self, work: str) -> None:
         """work: FLARE's workspace of this process."""
         super().__init__()
+        logging.raiseExceptions = False  # on a full disk Python would print a traceback for each line of FLARE's log
         checks = JobChecks(Path(work))
         _guard(CoreCell, "_process_request", refuse_request)
         _guard(FedAdminAgent, "_dispatch_request", checks.refuse_order, remove_error_text)

@@ -1,6 +1,7 @@
 """The site's part in the job's process at a site: it answers FLARE tasks and exchanges messages with other sites."""
 
 import math
+import os
 import time
 from collections import Counter
 from contextlib import ExitStack, suppress
@@ -90,6 +91,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]
         self._runtime: SiteRuntime | None = None
         self._open, self._printed_at = ExitStack(), 0.0  # the lock of the state, and the journal
         self._answering = ExitStack()  # the lock of FLARE's workspace: see `sign_out`
+        self._parent = os.getppid()
         self._next_try, self._pause = 0.0, _FIRST_PAUSE
         self._refusals: Counter[str] = Counter()  # kind -> lines about it so far
 
@@ -124,6 +126,8 @@ class SiteExecutor(Executor):  # type: ignore[misc]
             self._answering.close()  # of an order whose answer FLARE did not send
             lock = lock_folder(self._runtime.state / WORK_FOLDER, "ends", "start it again", patience=_PATIENCE)
             self._answering.enter_context(lock)
+            if os.getppid() != self._parent:
+                raise RunError("the process of this site has ended, so this job carries out no more orders")
             answer = self._runtime.carry_out(content)
             self._send_to_peers(self._runtime.make_peer_messages(content), fl_ctx)
             if time.monotonic() - self._printed_at > _LINE_INTERVAL:
