@@ -138,7 +138,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]
             self._print_refusal("order", f"an order of the server is not carried out: {fault}")
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
         except (UserError, OSError) as fault:  # an answer that cannot be written into the ledger is not sent
-            print_line(str(fault), "error")
+            self._print_refusal("answer", str(fault))
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
 
     def _compare_clocks(self, server_time: object, fl_ctx: FLContext) -> None:
