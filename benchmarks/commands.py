@@ -41,7 +41,6 @@ class Seconds(NamedTuple):
     first: float  # to the first line of output, by the clock
     end: float  # by the clock
     processor: float  # of all its processes
-    mib: float  # the greatest memory of one of its processes
 
 
 def measure(options: Options) -> dict[str, Any]:
@@ -95,8 +94,7 @@ def time_command(words: list[str], place: Path, source: Path) -> Seconds:
     with (place / "output.txt").open("w+b") as output:
         begun = time.monotonic()
         process = subprocess.Popen(words, cwd=place, env=environment, stdout=output, stderr=subprocess.STDOUT)
-        first = end = 0.0
-        processor = mib = 0.0
+        first = end = processor = 0.0
         while True:
             if not first and os.fstat(output.fileno()).st_size:
                 first = time.monotonic() - begun
@@ -105,7 +103,7 @@ def time_command(words: list[str], place: Path, source: Path) -> Seconds:
             except ChildProcessError:  # none is left
                 break
             if pid:
-                processor, mib = processor + used.ru_utime + used.ru_stime, max(mib, used.ru_maxrss / 1024)
+                processor += used.ru_utime + used.ru_stime
             if pid == process.pid:
                 process.returncode = os.waitstatus_to_exitcode(status)
                 end = time.monotonic() - begun
@@ -113,7 +111,7 @@ def time_command(words: list[str], place: Path, source: Path) -> Seconds:
                 time.sleep(0.002)
         if process.returncode:
             raise SystemExit(f"{words}: {(place / 'output.txt').read_text()}")
-    return Seconds(first or end, end, processor, mib)
+    return Seconds(first or end, end, processor)
 
 
 def make_runs(folder: Path, runs: int) -> None:

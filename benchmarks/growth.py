@@ -115,7 +115,7 @@ def draw(rows: list[dict[str, Any]], pages: dict[int, float]) -> None:
     from matplotlib import pyplot
 
     picture, (seconds, memory, page) = pyplot.subplots(1, 3, figsize=(11, 3.6), layout="constrained")
-    for share in SHARES:
+    for share in sorted({row["share"] for row in rows}):
         of_share = [row for row in rows if row["share"] == share]
         for axes, name in ((seconds, "round_processor_seconds"), (memory, "memory_mib")):
             axes.plot(*zip(*((row["clients"], row[name]) for row in of_share), strict=True), "o-", color=COLORS[share])
