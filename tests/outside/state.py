@@ -56,12 +56,18 @@ def assert_equal(actual, expected):
 
 
 def assert_same(sample, actual, expected):
-    """Equal where the sample was written on a machine like this one, else equal but for what becomes of rounding."""
+    """Equal where the sample was written on a machine like this one, else equal but for what becomes of rounding.
+
+    Rounding may switch a unit of ReLU on or off, and then all weights of its step differ: so the networks and optimisers of
+    each file are compared as wholes, by the norm of their difference.
+    """
     if samples.read_machines()[sample] == describe_machine():
         assert_equal(actual, expected)
         return
     assert actual.keys() == expected.keys()
+    wholes = {}
     for name in actual:
-        torch.testing.assert_close(
-            actual[name], expected[name], rtol=0.02, atol=0.002, msg=lambda text, at=name: f"{at}: {text}"
-        )
+        wholes.setdefault(name.partition(".safetensors ")[0] + name.partition(" ")[2].partition(".")[0], []).append(name)
+    for whole, names in wholes.items():
+        ours, theirs = (torch.cat([state[name].double().flatten() for name in names]) for state in (actual, expected))
+        assert (ours - theirs).norm() <= 0.1 * theirs.norm(), whole
