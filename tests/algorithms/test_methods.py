@@ -32,7 +32,7 @@ from fedmutual.algorithms.class_means import EXAMPLES, PROTOTYPES
 from fedmutual.algorithms.fedprox import compute_proximal
 from fedmutual.algorithms.ktpfl import KTpFL, move_coefficients
 from fedmutual.algorithms.peers import make_agreed_state, make_proxy_state
-from fedmutual.core import At, Bench, Client, Net, Recipe, Schedule
+from fedmutual.core import At, Bench, Client, Net, Recipe, Schedule, Unusable
 from fedmutual.engines.base import participate
 from toy import Rows, federation
 
@@ -671,6 +671,19 @@ def step_published_generator(net, optimizer, heads, rows, y, noise):
     optimizer.zero_grad()
     (loss + torch.exp(torch.mean(-distances * features))).backward()
     optimizer.step()
+
+
+@pytest.mark.parametrize("rows", [[-1, 4], [2, 10**6], [0, 0]], ids=["negative", "too many", "none"])
+def test_rows_of_classes_that_are_not_n_k_rows_leave_a_client_out_of_fedgen(rows):
+    """They weigh the generator's losses; of n_k, real sites have bounds."""
+    algorithm = FedGen(gen_steps=1).algorithm()
+    (phase,), model = algorithm.phases, {"0.weight": torch.tensor(BODY), "1.weight": torch.tensor(HEAD)}
+    server = {**model, **algorithm.begins(stacked([BODY, HEAD]), 2)}
+    replies = {i: {**model, "n_k": torch.tensor(3), "rows by class": torch.tensor([1, 2])} for i in ("north", "south")}
+    replies["west"] = {**replies["north"], "rows by class": torch.tensor(rows)}
+    with pytest.raises(Unusable) as problem:
+        phase.receive(server, replies, At(7, 0, 2))
+    assert problem.value.why.keys() == {"west"}
 
 
 def test_two_rounds_of_fedgen():

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedmutual.algorithms.fedavg import N_K
 from fedmutual.algorithms.fork import Fork
 from fedmutual.core import (
     Algorithm,
@@ -21,6 +22,7 @@ from fedmutual.core import (
     Message,
     Net,
     Spec,
+    Unusable,
     above_zero,
     find_head,
     get_target_kind,
@@ -82,14 +84,15 @@ class FedGen(Fork):
         return {LABELS: torch.zeros(classes, dtype=torch.int64), HEAD + name: torch.zeros(())}
 
     def leaves(self, server: Message) -> Spec:
-        """Return the declared reply: the shared tensors, and the client's rows of each class int64 [C].
+        """Return the declared reply: the shared tensors, n_k int64 [], and the client's rows of each class int64 [C].
 
         Raises:
             ValueError: the last layer is not shared.
         """
         if find_head_name(server) + "weight" not in server:
             raise ValueError("the server learns from the clients' last layers; share them too (model.part)")
-        return {**super().leaves(take_model(server)), LABELS: (torch.int64, tuple(server[LABELS].shape))}
+        counts: Spec = {N_K: (torch.int64, ()), LABELS: (torch.int64, tuple(server[LABELS].shape))}
+        return {**super().leaves(take_model(server)), **counts}
 
     def send(self, server: Message, to: str, at: At) -> Message:
         """Return the state without the key of the last layer."""
@@ -126,23 +129,26 @@ class FedGen(Fork):
         return {"meme": self.task.fit(own, y), "generated": const["alpha"] * generated, "latent": const["beta"] * latent}
 
     def end(self, client: Client, at: At) -> Message:
-        """Return the shared tensors of the trained copy, and the client's rows of each class."""
+        """Return the shared tensors of the trained copy, n_k (rows), and the client's rows of each class."""
         data, classes = client.data["private"], find_classes(client)
         counts = torch.zeros(classes, dtype=torch.int64)
         for _, y, *_ in data.rows(torch.split(torch.arange(len(data)), _ROWS)):
             counts += torch.bincount(y.cpu(), minlength=classes)
-        return super().end(client, at) | {LABELS: counts}
+        return super().end(client, at) | {N_K: counts.sum(), LABELS: counts}
 
     def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
         """Return the mean of the models, weighted by rows, the trained generator, and the rows of each class.
 
         Raises:
-            Unusable: as `FedAvg.receive`.
+            Unusable: as `FedAvg.receive`, or the rows of the classes are not n_k rows.
         """
         if not replies:
             return server
+        wrong = [i for i, r in replies.items() if int(r[LABELS].min()) < 0 or int(r[LABELS].sum()) != int(r[N_K])]
+        if wrong:  # at real sites n_k has bounds
+            raise Unusable(dict.fromkeys(wrong, "its rows of each class are negative, or do not add up to its n_k"))
         models, counts = {i: take_model(reply) for i, reply in replies.items()}, {i: r[LABELS] for i, r in replies.items()}
-        weights = {i: float(n.sum()) for i, n in counts.items()} if self.aggregate.weighs else None
+        weights = {i: float(reply[N_K]) for i, reply in replies.items()} if self.aggregate.weighs else None
         model = self.aggregate(models, weights, base=take_model(server))
         generator = {k: v for k, v in server.items() if k.startswith(GENERATOR)}
         name, ids = find_head_name(server), sorted(models)
@@ -190,7 +196,7 @@ class FedGen(Fork):
 
 def take_model(state: Message) -> Message:
     """Return the tensors of the network in a state or a reply."""
-    return {k: v for k, v in state.items() if k != LABELS and not k.startswith((HEAD, GENERATOR))}
+    return {k: v for k, v in state.items() if k not in (N_K, LABELS) and not k.startswith((HEAD, GENERATOR))}
 
 
 def find_head_name(server: Message) -> str:

@@ -51,7 +51,7 @@ EXPERIMENTS = {
 }
 """The name of an experiment, without ".toml" in `fedmutual.demo` -> the methods, and the expected result."""
 
-_SECONDS_PER_RUN = 1.4  # measured: 35 runs in 49 s on two cores
+_SECONDS_PER_RUN = 0.7  # measured: 35 runs in 25 s on two cores
 
 
 def run(
