@@ -238,15 +238,15 @@ def _check_halving(plan: SweepPlan) -> SweepPlan:
     for setting in plan.combinations:
         if (key := find_schedule(setting.config)) is not None:
             raise ConfigError(
-                f"halving: the schedule {key!r} depends on the number of rounds; set one value, or leave it out"
+                f"halving: the schedule {key!r} depends on the number of rounds; set one value, or leave halving out"
             )
     if len({setting.config.rounds for setting in plan.combinations}) > 1:
         raise ConfigError("halving: 'rounds' takes one value, of the settings that train to the end; or leave halving out")
     if len(plan.rungs) < 2:
         count, rounds = len(plan.combinations), plan.combinations[0].config.rounds
         raise ConfigError(
-            f"halving: of {count} settings with {rounds} rounds none can end early; try {KEPT} settings or more, with more "
-            f"rounds than 'records.evaluate_every'"
+            f"halving: of {count} settings with {rounds} rounds none can end early; try {KEPT} settings or more, and at "
+            f"least {KEPT} times as many rounds as 'records.evaluate_every'"
         )
     return plan
 
