@@ -1,4 +1,4 @@
-"""A week of a federation in fast motion: five sites over mutual TLS on this machine, with all that happens to sites.
+"""A week of a federation in ten minutes: five sites over mutual TLS on this machine, with all that happens to sites.
 
     uv run python benchmarks/week.py
 
