@@ -695,7 +695,10 @@ def test_two_rounds_of_fedgen():
     model = {"0.weight": torch.tensor(BODY), "1.weight": torch.tensor(HEAD)}
     begun = algorithm.begins(stacked([BODY, HEAD]), 2)
     assert begun["rows by class"].tolist() == [0, 0]
-    got = federation(algorithm, ours, rounds=2, start={**model, **begun})
+    first = {**model, **begun}
+    assert not any(k.startswith("generator") for k in algorithm.phases[0].send(first, "0", At(7, 0, 2)))
+    got = federation(algorithm, ours, rounds=2, start=first)
+    assert {k: v.shape for k, v in got.items()} == {k: v.shape for k, v in first.items()}, "sites limit messages by them"
     rows = torch.tensor(np.stack([np.bincount(Y[i], minlength=2) for i in X]))
     with torch.random.fork_rng():
         torch.manual_seed(At(7, 0, 2).rng("generator").initial_seed())

@@ -63,6 +63,7 @@ WRONG = [
         {"model": {"part": ["features"], "adaptor": "rest"}},
         "key 'algorithm.name': 'fedgen': the server learns from the clients' last layers; share them too (model.part)",
     ),
+    ("fedgen", {"training": {"batch_size": 1}}, "cannot train on one row; set training.batch_size to 2 or more"),
     ("kt-pfl", {}, "algorithm 'kt-pfl' needs a public seed set; set split.public"),
     ("feddf", {}, "algorithm 'feddf' needs a public seed set; set split.public"),
     ("feddf", {"split": {"public": 0.2}, "model": {"part": ["features"], "adaptor": "rest"}}, "remove 'model.part'"),

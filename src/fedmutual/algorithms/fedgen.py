@@ -72,16 +72,21 @@ class FedGen(Fork):
         return replace(super().algorithm(), begins=self.begins, features=("meme",), needs_labels=True)
 
     def begins(self, shared: nn.Module, classes: int) -> Message:
-        """Return the server's state beside the model: no labels [C], and the name of the last layer as a key.
+        """Return the server's state beside the model: no labels [C], the name of the last layer as a key, and zeros.
+
+        The zeros have the shapes of the generator, which round 1 makes: real sites limit messages by the first state.
 
         Raises:
-            ValueError: the shared network has no linear layer.
+            ValueError: the shared network has no linear layer, or a batch has one row.
         """
         head = find_head(shared)
         if head is None:
             raise ValueError("the shared network has no linear layer, whose input is generated; choose another network")
+        if self.batch_size == 1:
+            raise ValueError("BatchNorm of the generator cannot train on one row; set training.batch_size to 2 or more")
         (name,) = (name for name, module in shared.named_modules() if module is head)
-        return {LABELS: torch.zeros(classes, dtype=torch.int64), HEAD + name: torch.zeros(())}
+        untrained = {k: torch.zeros_like(v) for k, v in self.make_generator(head.weight.detach().cpu()).items()}
+        return {LABELS: torch.zeros(classes, dtype=torch.int64), HEAD + name: torch.zeros(()), **untrained}
 
     def leaves(self, server: Message) -> Spec:
         """Return the declared reply: the shared tensors, n_k int64 [], and the client's rows of each class int64 [C].
@@ -95,8 +100,9 @@ class FedGen(Fork):
         return {**super().leaves(take_model(server)), **counts}
 
     def send(self, server: Message, to: str, at: At) -> Message:
-        """Return the state without the key of the last layer."""
-        return {k: v for k, v in server.items() if not k.startswith(HEAD)}
+        """Return the state without the key of the last layer, and without a generator before the first is trained."""
+        kept_back: tuple[str, ...] = (HEAD,) if server[LABELS].any() else (HEAD, GENERATOR)
+        return {k: v for k, v in server.items() if not k.startswith(kept_back)}
 
     def begin(self, client: Client, inbox: Message, at: At) -> Message:
         """Load the shared model. Return the generator, and the weights alpha and beta []; without one nothing."""
@@ -150,19 +156,20 @@ class FedGen(Fork):
         models, counts = {i: take_model(reply) for i, reply in replies.items()}, {i: r[LABELS] for i, r in replies.items()}
         weights = {i: float(reply[N_K]) for i, reply in replies.items()} if self.aggregate.weighs else None
         model = self.aggregate(models, weights, base=take_model(server))
-        generator = {k: v for k, v in server.items() if k.startswith(GENERATOR)}
+        generator = {k: v for k, v in server.items() if k.startswith(GENERATOR)} if server[LABELS].any() else None
         name, ids = find_head_name(server), sorted(models)
         heads = [(models[i][name + "weight"], models[i].get(name + "bias")) for i in ids]
         rows = torch.stack([counts[i] for i in ids])
-        trained = self.train_generator(generator or self.make_generator(heads[0][0], at), heads, rows, at)
+        generator = generator or self.make_generator(heads[0][0], at.rng("generator").initial_seed())
+        trained = self.train_generator(generator, heads, rows, at)
         kept = {k: v for k, v in server.items() if k.startswith(HEAD)}
         return {**model, **kept, **trained, LABELS: rows.sum(0)}
 
-    def make_generator(self, weight: Tensor, at: At) -> Message:
+    def make_generator(self, weight: Tensor, seed: int = 0) -> Message:
         """Return a generator with random weights, for a last layer with a weight [C, D]."""
         classes, size = weight.shape
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(at.rng("generator").initial_seed())
+            torch.default_generator.manual_seed(seed)
             layers = {
                 "hidden": nn.Linear(self.gen_noise + classes, self.gen_hidden),
                 "norm": nn.BatchNorm1d(self.gen_hidden),
