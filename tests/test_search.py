@@ -175,6 +175,12 @@ def test_methods_are_halved_alike(nine):
         tune(config, ["fedavg", "fedprox"], 3, Path("d"), ranges={"algorithm.nu": {"uniform": [0.1, 0.2]}})
 
 
+@pytest.mark.parametrize("key", ["seed", "split.holdout", "partition.alpha", "data.size"])
+def test_methods_are_not_tuned_on_different_rows(nine, key):
+    with pytest.raises(ConfigError, match=f"the range of '{key}': settings are compared on the same rows"):
+        tune(fedmutual.load_config(nine, rounds=1), ["fedavg"], 3, Path("d"), ranges={key: {"uniform": [0.1, 0.2]}})
+
+
 def test_the_command_line_searches(nine, cli):
     out, _ = cli.run(
         *("sweep", nine, "--set", "optimizer.lr={log-uniform=[0.001,0.2]}", "--set", "rounds=3"),

@@ -33,7 +33,7 @@ from fedmutual.rundir.schema import TunedRecord
 from fedmutual.settings import LEAST_TRIALS, RATE_FACTORS
 from fedmutual.studies.observers import Watch
 from fedmutual.studies.study import RunKey, Setting, Study, list_runs, list_seeds, train_runs
-from fedmutual.studies.sweep import KEPT, SHARE, Sweep, plan_combinations, train_sweep
+from fedmutual.studies.sweep import KEPT, SHARE, Sweep, has_effect_on_rows, plan_combinations, train_sweep
 from fedmutual.studies.trained_run import Run, open_trained_run
 
 ALL = "all"  # in the place of a method's name: every method of the package
@@ -204,7 +204,8 @@ def tune(
     it. With ranges, `search` is "random" unless it is given.
 
     Raises:
-        ConfigError: the configuration asks for differential privacy; or a range is none, or of a key that no method has.
+        ConfigError: the configuration asks for differential privacy; or a range is none, of a key that no method has, or of
+            one that changes the rows.
         UserError: as `sweep`.
     """
     if config.privacy.nets != "none":
@@ -212,6 +213,8 @@ def tune(
     if not config.split.holdout and config.partition.kind != "file":
         config = override_config(config, {"split.holdout": SHARE})
     ranges, search = ranges or {}, search or ("random" if ranges else None)
+    for key in filter(has_effect_on_rows, ranges):
+        raise ConfigError(f"--set: the range of {key!r}: settings are compared on the same rows, so it takes one value")
     for name in (key.split(".")[1] for key in ranges if key.startswith("algorithm.")):
         if not any(name in list_setting_types(method) for method in methods):
             raise ConfigError(f"--set: {describe_foreign_key('algorithm', name, methods)}")

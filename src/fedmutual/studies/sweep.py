@@ -195,7 +195,7 @@ def plan_sweep(
         in_python = '(in Python: {"optimizer.lr": [0.003, 0.01, 0.03]})'
         fix = f"give a key several values: --set optimizer.lr=0.003,0.01,0.03 {in_python}"
         raise ConfigError(f"there is nothing to choose from; {fix}")
-    for key in filter(_has_effect_on_rows, several):
+    for key in filter(has_effect_on_rows, several):
         fix = "--seeds 3 (in Python: seeds=3) tries each setting with three" if key == "seed" else "make a sweep for each"
         raise ConfigError(
             f"key {key!r} of the grid: settings are compared on the same hold-out rows, so it takes one value; {fix}"
@@ -290,7 +290,7 @@ def _has_model(config: Config, model: By) -> bool:
     return model == "global" if is_pooled(config) else model in make_algorithm(config).scores
 
 
-def _has_effect_on_rows(key: str) -> bool:
+def has_effect_on_rows(key: str) -> bool:
     """Return whether a key changes the rows, or the meaning of their scores."""
     parts = key.split(".")
     inner = parts[2:] if parts[0] == "clients" else parts
