@@ -145,6 +145,20 @@ def test_unfinished_folds_have_no_numbers_and_are_resumed(tmp_path: Path) -> Non
 
 
 @pytest.mark.run
+def test_folds_of_which_one_trains_further_have_the_scores_of_an_earlier_round(tmp_path: Path) -> None:
+    """Successive halving was stopped while the first fold went on: a resume judges the earlier round as before."""
+    folded = experiment(tmp_path)
+    compare(override_config(folded, {"rounds": 1}), ["fedavg"], 1, tmp_path / "out")
+    (whole,) = join_folds(read_runs(find_runs(tmp_path / "out")), 1)
+    first = tmp_path / "out" / "fedavg" / "0" / "0"
+    fedmutual.run(fedmutual.load_config(first / "config.toml", rounds=2), first, resume=True)
+    for _ in range(2):
+        (joined,) = join_folds(read_runs(find_runs(tmp_path / "out")), 1)
+        assert joined.evaluations == whole.evaluations
+        (first / "summary.json").unlink(missing_ok=True)  # as of a fold that was stopped in a later round
+
+
+@pytest.mark.run
 def test_copies_of_a_run_are_joined_one_by_one(tmp_path: Path) -> None:
     compare(experiment(tmp_path), ["fedavg"], 1, tmp_path / "0")
     copies = [shutil.copytree(tmp_path / "0", tmp_path / name) for name in ("1", "2")]

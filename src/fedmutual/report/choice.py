@@ -121,7 +121,7 @@ class ScoredTrial:
 def _read_finished(folders: Mapping[int, Path], round: int | None) -> tuple[RunFacts, ...]:
     """Return the runs of a setting that are finished or have reached a round, folds as one run. folders: by seed."""
     runs = read_runs(run for folder in folders.values() for run in find_runs(folder))
-    return tuple(run for run in join_folds(runs) if run.finished or (round is not None and run.reached >= round))
+    return tuple(run for run in join_folds(runs, round) if run.finished or (round is not None and run.reached >= round))
 
 
 def rank_trials(tried: Sequence[ScoredTrial]) -> list[ScoredTrial]:

@@ -48,25 +48,28 @@ def _summarise(run: RunFacts, evaluations: Sequence[Evaluation], more: Mapping[s
     return check_record(run.folder / SUMMARY, Summary, {**run.summary.model_dump(by_alias=True), **scores, **more})
 
 
-def join_folds(runs: Sequence[RunFacts]) -> list[RunFacts]:
+def join_folds(runs: Sequence[RunFacts], round: int | None = None) -> list[RunFacts]:
     """Return the runs with the folds of one configuration and seed as one run; a fold without the others stays as it is.
 
     A score of the joined run is the mean over the folds, weighted by the scored examples; its work is that of the first
     fold. Unless all folds are finished it has no scores. Settings that trials chose for each fold may differ.
+
+    round: if all folds have reached this round, the joined run has scores, although some folds may train further.
     """
     groups, copies = dict[tuple[str, int], list[RunFacts]](), Counter[tuple[str, int | None]]()
     for run in runs:
         split = dict(run.config.get("split", {}))
         fold = split.pop("fold", None)
-        settings = dict(flatten_table({key: value for key, value in run.config.items() if key != "name"} | {"split": split}))
+        kept = {key: value for key, value in run.config.items() if key != "name" and (round is None or key != "rounds")}
+        settings = dict(flatten_table(kept | {"split": split}))
         settings = {key: value for key, value in settings.items() if key not in run.tuned} if "folds" in split else {}
         text = json.dumps(settings or str(run.folder), sort_keys=True, default=str)
         groups.setdefault((text, copies[text, fold]), []).append(run)
         copies[text, fold] += 1  # the same fold in a further folder belongs to a further run
-    return [_join(group) if len(group) > 1 else group[0] for group in groups.values()]
+    return [_join(group, round) if len(group) > 1 else group[0] for group in groups.values()]
 
 
-def _join(runs: Sequence[RunFacts]) -> RunFacts:
+def _join(runs: Sequence[RunFacts], round: int | None) -> RunFacts:
     runs = sorted(runs, key=lambda run: int(run.config["split"]["fold"]))
     first, number = runs[0], int(runs[0].config["split"]["folds"])
     config = {**first.config, "split": {k: v for k, v in first.config["split"].items() if k != "fold"}}
@@ -79,12 +82,13 @@ def _join(runs: Sequence[RunFacts]) -> RunFacts:
         summary=None,
         of_folds=tuple(runs),
     )
-    if len(runs) < number or not all(run.finished for run in runs) or first.summary is None:
+    is_ready = all(run.finished or (round is not None and run.reached >= round) for run in runs)
+    if len(runs) < number or not is_ready:
         return joined
     own_test = first.partition.test is not None and first.partition.test.rows is None
     by_round = ([e for run in runs for e in run.evaluations if e.round == line.round] for line in first.evaluations)
     evaluations = tuple(_join_evaluations(folds, own_test) for folds in by_round if len(folds) == number)
-    return replace(joined, evaluations=evaluations, summary=_summarise(first, evaluations, {}))
+    return replace(joined, evaluations=evaluations, summary=first.summary and _summarise(first, evaluations, {}))
 
 
 def _join_partitions(folds: Sequence[RecordedPartition]) -> RecordedPartition:
