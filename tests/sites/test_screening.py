@@ -109,6 +109,14 @@ def test_a_newcomers_update_is_shortened_to_the_median_of_the_others(update):
     assert shortened["west"]["n"] == 8
 
 
+def test_a_newcomer_hides_no_opposed_update_of_another_site():
+    """West agrees with nobody yet; the others are compared without it, as before it joined."""
+    sent = {"w": torch.zeros(2)}
+    updates = {"north": (0.0, 4.0), "south": (1.0, 4.0), "east": (0.0, -6.0), "west": (4.0, 0.0)}
+    replies = {i: {"w": torch.tensor(u)} for i, u in updates.items()}
+    assert screen(replies, dict.fromkeys(replies, sent), LIMITS, {}, SHARED, ["west"])[0].keys() == {"east"}
+
+
 def test_a_newcomers_false_count_is_refused():
     replies, sent = counted(west=5501, north=600, south=500)
     assert screen(replies, sent, LIMITS, {}, SHARED, ["west"])[0].keys() == {"west"}

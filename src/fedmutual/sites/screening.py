@@ -102,7 +102,9 @@ def screen(
     too_large = f"its {noun} is more than {limit:g} times the median of the others' ({of}sites.update_limit)"
     refused |= dict.fromkeys(find_outliers(norms, limit), too_large)
     if updates and limits.refuse_opposed:
-        opposed = find_opposed({i: change for i, change in changes.items() if i not in refused})
+        judged = {i: change for i, change in changes.items() if i not in refused}
+        older = {i: change for i, change in judged.items() if i not in newcomers}  # a newcomer may agree with nobody
+        opposed = find_opposed(older if len(older) >= LEAST else judged)
         if opposed is not None and opposed not in newcomers:
             refused[opposed] = (
                 "its update points against the updates of all others, which agree, and is longer than their median "
