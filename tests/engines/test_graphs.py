@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_leaves
 
 import fedmutual
 from fedmutual.engines import select
@@ -28,6 +28,7 @@ class Recorder:
             lambda: results.append(work()) or [t for t in tree_leaves(results[0]) if isinstance(t, torch.Tensor)]
         )()
         self.captures += 1
+        fixed = [t for t in tree_leaves(results[0]) if isinstance(t, torch.Tensor)]
         first = [True]  # tracing has run the work once, and a CUDA capture runs nothing
 
         def replay():
@@ -35,9 +36,8 @@ class Recorder:
             if first:
                 first.clear()
             else:
-                leaves, tree = tree_flatten(results[0])
-                new = iter(program())
-                results[0] = tree_unflatten([next(new) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], tree)
+                for leaf, value in zip(fixed, program(), strict=True):  # as a graph writes to the tensors of its capture
+                    leaf.copy_(value)
             return results[0]
 
         return replay
