@@ -176,6 +176,9 @@ class Stack:
             optimizer.state[p] = {slot: values[name] for slot, values in slots.items()}
         if rows.index_tensor is None:
             self._common = optimizer
+            for group in optimizer.param_groups:
+                if self.rate is None and "capturable" in group:  # unread by fused kernels; torch captures no Adam without it
+                    group["capturable"] = True
         return optimizer, slots
 
     def _list_named(self, number: int) -> Iterator[tuple[str, nn.Parameter]]:
