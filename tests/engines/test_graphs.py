@@ -98,6 +98,14 @@ def test_each_shape_is_captured_once_and_read_from_its_inputs():
     assert (recorder.captures, recorder.replays) == (1, 3)
 
 
+def test_an_input_whose_elements_share_memory_is_captured():
+    """As vmap returns a value of an algorithm's memory that is equal for all clients."""
+    recorder = Recorder()
+    graphs = Graphs([], recorder)
+    results = [graphs.run("work", lambda x: 2 * x, torch.tensor(float(n)).expand(3)).tolist() for n in (1, 2, 3)]
+    assert (results, recorder.captures) == ([[2.0] * 3, [4.0] * 3, [6.0] * 3], 1)
+
+
 def test_work_that_cannot_be_captured_runs_as_it_is():
     remarks = []
 

@@ -64,7 +64,7 @@ class Graphs:
         self, work: Callable[[Any], Any], given: Sequence[Tensor], tree: TreeSpec
     ) -> Callable[[Sequence[Tensor]], Any]:
         """Return a function that runs the work on other inputs like the given ones."""
-        fixed = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(t) for t in given]
+        fixed = [t.detach().clone() for t in given]
         try:
             run = self._capture(lambda: work(tree_unflatten(fixed, tree)))
         except RuntimeError as problem:
