@@ -88,6 +88,8 @@ def test_draws_spread_over_their_range() -> None:
     assert {one["a"] for one in draw({"a": ["x", "y"], "b": [1]}, 50)} == {"x", "y"}
     assert {one["a"] for one in draw({"a": [{"choices": ["x", "y"]}]}, 50)} == {"x", "y"}
     assert {len(str(rate)) for rate in shares} <= {1, 3, 4}, "three digits, for the names of folders"
+    for ends in ([0.999, 0.9999], [-0.9999, -0.999]):
+        assert len({one["a"] for one in draw({"a": [{"uniform": ends}]}, 50)}) > 40, "not only the ends of a narrow range"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import re
 import tomllib
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from math import inf, log
+from math import inf, log, log10
 from typing import Any
 
 import numpy as np
@@ -113,7 +113,9 @@ def _draw_values(key: str, values: Sequence[Any], trials: int, seed: int) -> lis
     drawn = (
         np.exp(stream.uniform(log(low), log(high), trials)) if kind == "log-uniform" else stream.uniform(low, high, trials)
     )
-    return [min(max(float(f"{value:.3g}"), low), high) for value in drawn]  # three digits, which names of folders hold
+    digits = 3 + max(0, int(log10(max(abs(low), abs(high)) / (high - low))))
+    # few digits, which names of folders hold, and more for a narrow range, of which three would leave the ends alone
+    return [min(max(float(f"{value:.{digits}g}"), low), high) for value in drawn]
 
 
 def _find_fault(kind: str, ends: Any) -> str:
