@@ -130,6 +130,7 @@ def test_a_diverged_setting_is_a_finding(held_out_config):
     assert swept.chosen in (first, last)
     assert result("s")["settings"][1]["diverged"] == {"0": broken.diverged[0]}
     assert not any(warning.startswith("lr=1e+30") for warning in swept.warnings)
+    assert swept.budget["steps"] is not None, "of the others, although nothing is recorded of a first round that diverged"
 
 
 def test_a_setting_that_harms_is_warned_of(held_out_config):

@@ -419,10 +419,13 @@ def _judge_sweep(plan: SweepPlan, tried: Sequence[ScoredTrial], best: tuple[Scor
 
 
 def _sum_costs(folders: Sequence[Path]) -> dict[str, int | None]:
-    """Return what the runs that were begun took, with those that ended early or diverged."""
+    """Return what the runs that were begun took, with those that ended early or diverged; None for what a run does not know.
+
+    The round in which a run diverged is not counted, so a run that diverged in its first one took nothing.
+    """
     runs = read_runs(folder for folder in folders if (folder / CONFIG).exists())
     rounds = sum(int(run.work["round"].max(initial=0)) for run in runs)
-    known = {key: [run.totals[key] for run in runs] for key in ("steps", "forwards", "down", "up")}
+    known = {key: [run.totals[key] for run in runs if len(run.messages)] for key in ("steps", "forwards", "down", "up")}
     sums = {key: None if None in numbers else sum(filter(None, numbers)) for key, numbers in known.items()}
     return {"runs": len(runs), "rounds": rounds, **sums}
 
