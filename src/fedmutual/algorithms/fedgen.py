@@ -181,7 +181,10 @@ class FedGen(Fork):
     def train_generator(
         self, generator: Message, heads: list[tuple[Tensor, Tensor | None]], rows: Tensor, at: At
     ) -> Message:
-        """Return the generator after its steps. heads: weight and bias of each client; rows [K, C] of its classes."""
+        """Return the generator after its steps. heads: weight and bias of each client; rows [K, C] of its classes.
+
+        Adam begins anew in each round; that of the authors' code keeps its moments.
+        """
         rng, known = at.rng("generator", "steps"), rows.sum(0).nonzero()[:, 0]
         shares = rows / rows.sum(0).clamp(min=1)
         state = {k: v.clone() for k, v in generator.items()}
