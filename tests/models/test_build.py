@@ -256,16 +256,17 @@ def test_a_module_that_is_not_there(module: Module) -> None:
     assert refusal(f"{name}:make") == f"module {name!r} cannot be imported: No module named 'own_'"
 
 
-def test_a_network_is_checked_again_only_with_other_layers(module: Module) -> None:
+def test_a_network_is_checked_again_only_with_other_layers_or_settings(module: Module) -> None:
     """Clients build equal networks, and each check is a forward and a backward pass; a user's factory may change."""
     source = """
-    layers = [nn.Tanh, nn.ReLU]
+    layers, slopes = [nn.Tanh, nn.ReLU], [0.1, 0.2]
     def equal(classes): return nn.Sequential(nn.Flatten(), nn.Linear(2688, classes))
     def lazy(classes): return nn.Sequential(nn.Flatten(), nn.LazyLinear(classes))
     def changing(classes): return nn.Sequential(nn.Flatten(), nn.Linear(2688, classes), layers.pop()())
+    def setting(classes): return nn.Sequential(nn.Flatten(), nn.Linear(2688, classes), nn.LeakyReLU(slopes.pop()))
     """
     own = module(source)
-    names = ("mlp", "squeezenet1_1", *(f"{own}:{factory}" for factory in ("equal", "lazy", "changing")))
+    names = ("mlp", "squeezenet1_1", *(f"{own}:{factory}" for factory in ("equal", "lazy", "changing", "setting")))
     passes: list[nn.Module] = []
     hook = nn.modules.module.register_module_forward_pre_hook(lambda net, _: passes.append(net))
     counts: dict[str, list[int]] = {}
@@ -279,7 +280,7 @@ def test_a_network_is_checked_again_only_with_other_layers(module: Module) -> No
     finally:
         hook.remove()
     assert all(first for first, _ in counts.values())
-    assert [name for name, (_, again) in counts.items() if again] == [f"{own}:lazy", f"{own}:changing"]
+    assert [name for name, (_, again) in counts.items() if again] == [f"{own}:{f}" for f in ("lazy", "changing", "setting")]
     assert counts[f"{own}:lazy"][0] == counts[f"{own}:lazy"][1]
 
 

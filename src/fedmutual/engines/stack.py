@@ -14,7 +14,7 @@ from torch.func import stack_module_state
 from torch.optim import Optimizer
 
 from fedmutual.core import Client, Message
-from fedmutual.models.copying import copy_networks
+from fedmutual.models.copying import copy_networks, describe_network, describe_value
 from fedmutual.optimizers import make_optimizer_alike
 from fedmutual.stepping import set_gradients
 
@@ -200,36 +200,11 @@ def group_alike(clients: Sequence[Client]) -> list[list[Client]]:
     groups: dict[Any, list[Client]] = {}
     for client in clients:
         compared = (f.name for f in fields(client) if f.name not in FREE_FIELDS | FIELDS_OF_PHASES)
-        key = {name: _describe_value(getattr(client, name)) for name in compared}
-        key["nets"] = tuple((name, _describe_net(net)) for name, net in client.nets.items())
+        key = {name: describe_value(getattr(client, name)) for name in compared}
+        key["nets"] = tuple((name, describe_network(net)) for name, net in client.nets.items())
         key["optimizers"] = tuple(_describe_optimizer(client.optimizers[name]) for name in client.nets)
         groups.setdefault(tuple(key.items()), []).append(client)
     return list(groups.values())
-
-
-def _describe_net(net: nn.Module) -> Any:
-    """Describe a net without the values of its tensors; different architectures have different descriptions."""
-    named = (*net.named_parameters(remove_duplicate=False), *net.named_buffers(remove_duplicate=False))
-    first: dict[int, int] = {}  # tensor -> its first position; tied tensors have one position
-    tensors = [
-        (k, t.dtype, tuple(t.shape), t.device, t.requires_grad, first.setdefault(id(t), n)) for n, (k, t) in enumerate(named)
-    ]
-    modules = []
-    for name, module in net.named_modules():
-        others = {k: v for k, v in vars(module).items() if k not in ("training", "_parameters", "_buffers", "_modules")}
-        modules.append((name, type(module), tuple((k, _describe_value(v)) for k, v in sorted(others.items()))))
-    return tuple(tensors), tuple(modules)
-
-
-def _describe_value(value: Any) -> Any:
-    """Return a plain value with its type; for another object its identity, so that it equals only itself."""
-    if value is None or isinstance(value, bool | int | float | str | torch.dtype | torch.device):
-        return type(value), value
-    if isinstance(value, list | tuple):
-        return type(value), tuple(map(_describe_value, value))
-    if isinstance(value, dict | set | frozenset) and not value:
-        return type(value)
-    return id(value)
 
 
 def _describe_optimizer(optimizer: Optimizer) -> Any:

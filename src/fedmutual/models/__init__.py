@@ -24,7 +24,7 @@ from fedmutual.config import Config
 from fedmutual.core import format_tensor
 from fedmutual.errors import ConfigError, format_error
 from fedmutual.models import libraries, networks, pretrained
-from fedmutual.models.copying import BoundHook, copy_networks
+from fedmutual.models.copying import BoundHook, copy_networks, describe_network
 from fedmutual.models.own import make_user_network
 from fedmutual.models.pretrained import Weights, find_name
 from fedmutual.user_code.plugins import LIBRARIES
@@ -51,8 +51,8 @@ _OURS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
 }
 
 checked_networks: set[tuple[Any, ...]] = set()
-"""(name, shape, types of inputs, classes, shapes of the logits, layers and tensors of a user's network) of networks that
-passed the check in this process: a run builds a network for each client, and the networks differ in their weights only."""
+"""(name, shape, types of inputs, classes, shapes of the logits, a user's network without its tensors' values) of networks
+that passed the check in this process: a run builds a network for each client, and they differ in their weights only."""
 
 
 def build(
@@ -87,27 +87,19 @@ def build(
             forms = _list_forms(shape, classes, of_pixels)
             if check or weights is not None:
                 examples = make_example_inputs(find_image_shape(shape)) if examples is None else examples
-                # a user's factory may return other layers at another call
-                layers = _list_layers(net) if is_user_network(name) else ()
-                about = (name, shape, format_tensor(examples), classes, forms, layers)
-                if check and (layers is None or about not in checked_networks):
+                is_lazy_net = any(map(is_lazy, (*net.parameters(), *net.buffers())))  # an input determines its shapes
+                # a user's factory may return another network at another call
+                own = describe_network(net) if is_user_network(name) and not is_lazy_net else ()
+                about = (name, shape, format_tensor(examples), classes, forms, own)
+                if check and (is_lazy_net or about not in checked_networks):
                     _check_network(net, name, examples, forms, lambda: _make_network(name, shape, classes, key))
-                    if layers is not None:
+                    if not is_lazy_net:
                         checked_networks.add(about)
                 if weights is not None and weights.state is not None:
                     pretrained.load_weights(net, weights, _list_head(net, name, examples, classes, key), name)
         except ValueError as problem:
             raise ConfigError(f"key {key!r}: network {name!r} {problem}") from problem
     return net.train()
-
-
-def _list_layers(net: nn.Module) -> tuple[Any, ...] | None:
-    """Return the types of the layers and of the tensors of a network; None if an input determines the shape of a layer."""
-    tensors = [*net.named_parameters(), *net.named_buffers()]
-    if any(is_lazy(tensor) for _, tensor in tensors):
-        return None
-    layers = ((name, type(layer)) for name, layer in net.named_modules())
-    return (*layers, *((name, tensor.shape, tensor.dtype) for name, tensor in tensors))
 
 
 def make_outline(make: Callable[[], nn.Module], *names: str) -> nn.Module | None:

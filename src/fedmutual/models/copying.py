@@ -1,4 +1,4 @@
-"""Copies of networks, even if they hold tensors of a forward pass, or objects that cannot be copied."""
+"""Copies of networks, even if they hold tensors of a forward pass, or objects that cannot be copied; alike networks."""
 
 import copy
 from collections.abc import Mapping
@@ -6,6 +6,7 @@ from contextlib import suppress
 from types import ModuleType
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -68,3 +69,28 @@ def _holds_tensors(value: object, seen: set[int]) -> bool:
     elif isinstance(value, list | tuple | set | frozenset):
         parts += value
     return any(_holds_tensors(part, seen) for part in parts)
+
+
+def describe_network(net: nn.Module) -> Any:
+    """Return what networks that differ only in the values of their tensors have in common."""
+    named = (*net.named_parameters(remove_duplicate=False), *net.named_buffers(remove_duplicate=False))
+    first: dict[int, int] = {}  # tensor -> its first position; tied tensors have one position
+    tensors = [
+        (k, t.dtype, tuple(t.shape), t.device, t.requires_grad, first.setdefault(id(t), n)) for n, (k, t) in enumerate(named)
+    ]
+    modules = []
+    for name, module in net.named_modules():
+        others = {k: v for k, v in vars(module).items() if k not in ("training", "_parameters", "_buffers", "_modules")}
+        modules.append((name, type(module), tuple((k, describe_value(v)) for k, v in sorted(others.items()))))
+    return tuple(tensors), tuple(modules)
+
+
+def describe_value(value: Any) -> Any:
+    """Return a plain value with its type; for another object its identity, so that it equals only itself."""
+    if value is None or isinstance(value, bool | int | float | str | torch.dtype | torch.device):
+        return type(value), value
+    if isinstance(value, list | tuple):
+        return type(value), tuple(map(describe_value, value))
+    if isinstance(value, dict | set | frozenset) and not value:
+        return type(value)
+    return id(value)

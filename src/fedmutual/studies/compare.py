@@ -213,8 +213,8 @@ def tune(
     if not config.split.holdout and config.partition.kind != "file":
         config = override_config(config, {"split.holdout": SHARE})
     ranges, search = ranges or {}, search or ("random" if ranges else None)
-    for key in filter(has_effect_on_rows, ranges):
-        raise ConfigError(f"--set: the range of {key!r}: settings are compared on the same rows, so it takes one value")
+    for name in filter(has_effect_on_rows, ranges):
+        raise ConfigError(f"--set: the range of {name!r}: settings are compared on the same rows, so it takes one value")
     for name in (key.split(".")[1] for key in ranges if key.startswith("algorithm.")):
         if not any(name in list_setting_types(method) for method in methods):
             raise ConfigError(f"--set: {describe_foreign_key('algorithm', name, methods)}")
