@@ -51,8 +51,9 @@ _OURS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
 }
 
 checked_networks: set[tuple[Any, ...]] = set()
-"""(name, shape, types of inputs, classes, shapes of the logits, a user's network without its tensors' values) of networks
-that passed the check in this process: a run builds a network for each client, and they differ in their weights only."""
+"""(name, shape, types of inputs, classes, shapes of the logits, a user's network without its tensors' values, and its inputs)
+of networks that passed the check in this process: a run builds a network for each client, and they differ in their weights
+only."""
 
 
 def build(
@@ -88,8 +89,9 @@ def build(
             if check or weights is not None:
                 examples = make_example_inputs(find_image_shape(shape)) if examples is None else examples
                 is_lazy_net = any(map(is_lazy, (*net.parameters(), *net.buffers())))  # an input determines its shapes
-                # a user's factory may return another network at another call
-                own = describe_network(net) if is_user_network(name) and not is_lazy_net else ()
+                own: tuple[Any, ...] = ()
+                if is_user_network(name) and not is_lazy_net:  # another call may return another network; ids have a range
+                    own = describe_network(net), *(hash(x.numpy().tobytes()) for x in list_tensors(examples))
                 about = (name, shape, format_tensor(examples), classes, forms, own)
                 if check and (is_lazy_net or about not in checked_networks):
                     _check_network(net, name, examples, forms, lambda: _make_network(name, shape, classes, key))
