@@ -198,6 +198,12 @@ def test_a_sweep_says_what_its_trainings_cost_together(tmp_path):
     ]
     assert f"epsilon {compute_total_epsilon(taken, 1e-5):.3g} at delta 1e-05" in sentence
     assert compute_total_epsilon(taken, 1e-5) > compute_total_epsilon(taken[:1], 1e-5)
+    assert "not known" not in sentence
+    folders = sorted(path.parent for path in tmp_path.glob("*/0/summary.json"))
+    (folders[0] / "summary.json").unlink()  # as of a training that diverged
+    assert ", without 1 that stopped and whose steps are not known;" in privacy_plan.describe_trials(
+        folders, parse_config(plain)
+    )
 
 
 def test_groups_are_the_unit_where_they_are_asked_for(tmp_path):

@@ -51,8 +51,8 @@ _OURS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
 }
 
 checked_networks: set[tuple[Any, ...]] = set()
-"""(name, shape, types of inputs, classes, shapes of the logits, a user's network without its tensors' values, and its inputs)
-of networks that passed the check in this process: a run builds a network for each client, and they differ in their weights
+"""(name, shape, types of inputs, classes, shapes of the logits, a user's network without its tensors' values, its inputs) of
+networks that passed the check in this process: a run builds a network for each client, and they differ in their weights
 only."""
 
 

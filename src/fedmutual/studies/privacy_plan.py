@@ -123,8 +123,10 @@ def describe_trials(folders: Sequence[Path], config: Config) -> str | None:
         ConfigError: as `compute_total_epsilon`.
     """
     taken: dict[str, list[NoisedSteps]] = {}
+    unknown = 0
     for folder in folders:
         summary = read_summary(folder)
+        unknown += summary is None
         if summary is None or summary.privacy is None:
             continue
         for client, cost in summary.privacy.clients.items():
@@ -132,9 +134,10 @@ def describe_trials(folders: Sequence[Path], config: Config) -> str | None:
     if not taken:
         return None
     total = max(compute_total_epsilon(steps, config.privacy.delta) for steps in taken.values())
+    more = f", without {unknown} that stopped and whose steps are not known" if unknown else ""
     return (
         f"privacy: the trainings of this sweep used the same rows, and together cost epsilon {total:.3g} at delta "
-        f"{config.privacy.delta:g}; the scores by which a setting is chosen are not counted"
+        f"{config.privacy.delta:g}{more}; the scores by which a setting is chosen are not counted"
     )
 
 
