@@ -171,6 +171,8 @@ def test_methods_are_halved_alike(nine):
     assert all("algorithm.mu" not in trial for trial in read_trials("c/tune/fedavg"))
     assert all(0.1 <= float(trial["algorithm.mu"]) <= 0.2 for trial in read_trials("c/tune/fedprox"))
     assert all(0.02 <= float(trial["optimizer.lr"]) <= 0.2 for trial in read_trials("c/tune/fedprox"))
+    with pytest.raises(ConfigError, match="of 2 settings none can end early; use --tune 3 or more"):
+        tune(config, ["fedavg"], 2, Path("d"), search="halving")
     with pytest.raises(ConfigError, match=r"unknown key 'algorithm\.nu'"):
         tune(config, ["fedavg", "fedprox"], 3, Path("d"), ranges={"algorithm.nu": {"uniform": [0.1, 0.2]}})
 

@@ -205,7 +205,7 @@ def tune(
 
     Raises:
         ConfigError: the configuration asks for differential privacy; or a range is none, of a key that no method has, or of
-            one that changes the rows.
+            one that changes the rows; or halving has too few trials.
         UserError: as `sweep`.
     """
     if config.privacy.nets != "none":
@@ -213,6 +213,8 @@ def tune(
     if not config.split.holdout and config.partition.kind != "file":
         config = override_config(config, {"split.holdout": SHARE})
     ranges, search = ranges or {}, search or ("random" if ranges else None)
+    if search == "halving" and trials < KEPT:
+        raise ConfigError(f"--halving: of {trials} settings none can end early; use --tune {KEPT} or more")
     for name in filter(has_effect_on_rows, ranges):
         raise ConfigError(f"--set: the range of {name!r}: settings are compared on the same rows, so it takes one value")
     for name in (key.split(".")[1] for key in ranges if key.startswith("algorithm.")):
