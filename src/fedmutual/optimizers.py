@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from fedmutual.settings import COMMON_OPTIMIZERS
 
@@ -34,11 +35,13 @@ skip_dynamo(Optimizer.add_param_group, Optimizer.state_dict, Optimizer.load_stat
 
 
 def take_optimizer_step(optimizer: Optimizer) -> None:
-    """Take a step of an optimiser that has its gradients, as `optimizer.step()` without hooks.
+    """Take a step of an optimiser that has its gradients, as `optimizer.step()`.
 
-    `Optimizer.step` of a common optimiser would import `torch._dynamo` only to stop compiling there.
+    `Optimizer.step` of a common optimiser would import `torch._dynamo` only to stop compiling there. It is called where a
+    user has registered hooks of steps.
     """
-    if type(optimizer) not in COMMON:
+    own = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    if type(optimizer) not in COMMON or any((*own, _global_optimizer_pre_hooks, _global_optimizer_post_hooks)):
         optimizer.step()
         return
     with torch.no_grad():
