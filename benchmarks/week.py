@@ -139,8 +139,8 @@ def list_answered(fed: Loopback, name: str) -> set[int]:
     return {line["round"] for line in lines if line["what"] == WORK and line["tensors"]}
 
 
-def live(week: Week) -> None:
-    """Do all that happens in the week."""
+def run_steps(week: Week) -> None:
+    """Cause each event of the week, and check the words of status after it."""
     fed, later = week.fed, {"west": "joins later"}
     week.start("server", "north", "south", "east", "registry")
     fed.submit()
@@ -264,12 +264,12 @@ def write_tables(checks: list[dict[str, Any]], sites: list[dict[str, Any]]) -> N
 
 
 def main() -> None:
-    """Live through the week, count, and compare."""
+    """Run the week, count, and compare."""
     torch.set_num_threads(1)
     work, began = Path(tempfile.mkdtemp()), time.monotonic()
     with loopback(work / "fed", OPEN, SITES, deadline=20.0, wait=120.0, **ROLES) as fed:
         week = Week(fed)
-        live(week)
+        run_steps(week)
     seconds = round(time.monotonic() - began)
     sites, equal = count_rounds(week), replay(week, work / "one")
     notes = [note for note in week.fed.progress()["notes"] if "shortened" in note["text"]]

@@ -170,6 +170,14 @@ def small(tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def in_float64():
+    """Compute in float64, so that a result by hand is equal to 1e-12."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
 def in_tmp_path(tmp_path, monkeypatch):
     """Work in the test's temporary folder."""
     monkeypatch.chdir(tmp_path)

@@ -40,8 +40,8 @@ def take_optimizer_step(optimizer: Optimizer) -> None:
     `Optimizer.step` of a common optimiser would import `torch._dynamo` only to stop compiling there. It is called where a
     user has registered hooks of steps.
     """
-    own = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
-    if type(optimizer) not in COMMON or any((*own, _global_optimizer_pre_hooks, _global_optimizer_post_hooks)):
+    hooks = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks  # of this optimiser
+    if type(optimizer) not in COMMON or any((*hooks, _global_optimizer_pre_hooks, _global_optimizer_post_hooks)):
         optimizer.step()
         return
     with torch.no_grad():

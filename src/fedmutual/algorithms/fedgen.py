@@ -162,8 +162,8 @@ class FedGen(Fork):
         rows = torch.stack([counts[i] for i in ids])
         generator = generator or self.make_generator(heads[0][0], at.rng("generator").initial_seed())
         trained = self.train_generator(generator, heads, rows, at)
-        kept = {k: v for k, v in server.items() if k.startswith(HEAD)}
-        return {**model, **kept, **trained, LABELS: rows.sum(0)}
+        name_of_head = {k: v for k, v in server.items() if k.startswith(HEAD)}
+        return {**model, **name_of_head, **trained, LABELS: rows.sum(0)}
 
     def make_generator(self, weight: Tensor, seed: int = 0) -> Message:
         """Return a generator with random weights, for a last layer with a weight [C, D]."""

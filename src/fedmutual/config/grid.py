@@ -113,8 +113,8 @@ def _draw_values(key: str, values: Sequence[Any], trials: int, seed: int) -> lis
     drawn = (
         np.exp(stream.uniform(log(low), log(high), trials)) if kind == "log-uniform" else stream.uniform(low, high, trials)
     )
+    # names of folders contain the values, so they have few digits; in a narrow range three digits would round to its ends
     digits = 3 + max(0, int(log10(max(abs(low), abs(high)) / (high - low))))
-    # few digits, which names of folders hold, and more for a narrow range, of which three would leave the ends alone
     return [min(max(float(f"{value:.{digits}g}"), low), high) for value in drawn]
 
 

@@ -65,10 +65,10 @@ def _load_digits() -> tuple[Any, Any]:
 
     As `sklearn.datasets.load_digits` reads them, whose import takes longer than that of torch.
     """
-    found = importlib.util.find_spec("sklearn")
-    assert found is not None  # scikit-learn is required
-    assert found.origin is not None
-    with gzip.open(Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz", "rt") as file:
+    package = importlib.util.find_spec("sklearn")
+    assert package is not None  # scikit-learn is required
+    assert package.origin is not None
+    with gzip.open(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", "rt") as file:
         table = np.loadtxt(file, delimiter=",")
     return table[:, :-1].reshape(-1, 8, 8), table[:, -1].astype(int)
 

@@ -195,10 +195,9 @@ class Steps:
             ), moved
 
         inputs = step_batches, const, memory
-        holds = (
-            rows.index_tensor is None and here.index_tensor is None and all(s.rate is None for s in self._stacks.values())
-        )
-        if self._graphs is not None and holds:  # the step reads no tensor that is made anew, and no rate as a number
+        # a graph can hold only a step that takes the stacks themselves, not copies of rows, and reads no rate as a number
+        is_whole = rows.index_tensor is None and here.index_tensor is None
+        if self._graphs is not None and is_whole and all(stack.rate is None for stack in self._stacks.values()):
             for stack in self._stacks.values():
                 stack.set_counts(rows)
             terms, memory, moved = self._graphs.run(self._loss, take, inputs)

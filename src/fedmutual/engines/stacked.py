@@ -78,7 +78,7 @@ class Stacker:
         trainable = [c for c in self.clients if c.privacy is None and c.optimizers.keys() == c.nets.keys()]
         remarks = self.remarks if self._compile else None
         groups = [group for group in group_alike(trainable) if len(group) > 1 and _can_copy(group[0])]
-        graphs = [self._capture and Graphs(self.remarks, self._capture) for _ in groups]
+        graphs = [None if self._capture is None else Graphs(self.remarks, self._capture) for _ in groups]
         return [Group(group, remarks, of_group) for group, of_group in zip(groups, graphs, strict=True)]
 
     def train(self, parts: Sequence[PhaseInput]) -> Iterator[tuple[PhaseInput, Callable[[], Reply]]]:

@@ -89,10 +89,10 @@ def build(
             if check or weights is not None:
                 examples = make_example_inputs(find_image_shape(shape)) if examples is None else examples
                 is_lazy_net = any(map(is_lazy, (*net.parameters(), *net.buffers())))  # an input determines its shapes
-                own: tuple[Any, ...] = ()
+                of_user: tuple[Any, ...] = ()
                 if is_user_network(name) and not is_lazy_net:  # another call may return another network; ids have a range
-                    own = describe_network(net), *(hash(x.numpy().tobytes()) for x in list_tensors(examples))
-                about = (name, shape, format_tensor(examples), classes, forms, own)
+                    of_user = describe_network(net), *(hash(x.numpy().tobytes()) for x in list_tensors(examples))
+                about = (name, shape, format_tensor(examples), classes, forms, of_user)
                 if check and (is_lazy_net or about not in checked_networks):
                     _check_network(net, name, examples, forms, lambda: _make_network(name, shape, classes, key))
                     if not is_lazy_net:

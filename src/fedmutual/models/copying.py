@@ -1,4 +1,4 @@
-"""Copies of networks, even if they hold tensors of a forward pass, or objects that cannot be copied; alike networks."""
+"""Copies of networks, even if they hold tensors of a forward pass or objects that cannot be copied; their descriptions."""
 
 import copy
 from collections.abc import Mapping

@@ -60,8 +60,9 @@ def join_folds(runs: Sequence[RunFacts], round: int | None = None) -> list[RunFa
     for run in runs:
         split = dict(run.config.get("split", {}))
         fold = split.pop("fold", None)
-        kept = {key: value for key, value in run.config.items() if key != "name" and (round is None or key != "rounds")}
-        settings = dict(flatten_table(kept | {"split": split}))
+        ignored = {"name"} if round is None else {"name", "rounds"}
+        compared = {key: value for key, value in run.config.items() if key not in ignored}
+        settings = dict(flatten_table(compared | {"split": split}))
         settings = {key: value for key, value in settings.items() if key not in run.tuned} if "folds" in split else {}
         text = json.dumps(settings or str(run.folder), sort_keys=True, default=str)
         groups.setdefault((text, copies[text, fold]), []).append(run)

@@ -74,9 +74,7 @@ class Sweep:
     tried: tuple[ScoredTrial, ...]
     best: tuple[ScoredTrial, ...]  # one, or several that score the same; none where all diverged
     warnings: tuple[str, ...]  # one sentence each
-    budget: Mapping[
-        str, int | None
-    ]  # of all trainings, local-only too: runs, rounds, steps, forwards, bytes; None: not known
+    budget: Mapping[str, int | None]  # of all trainings: runs, rounds, steps, forwards, bytes down and up; None: not known
 
     @property
     def chosen(self) -> ScoredTrial | None:
@@ -405,8 +403,11 @@ def _check_scores(experiment: Experiment) -> None:
 def _judge_sweep(plan: SweepPlan, tried: Sequence[ScoredTrial], best: tuple[ScoredTrial, ...]) -> Sweep:
     """Return the result, with warnings about the best setting and others, and the cost of all trainings."""
     study = plan.study
-    trained_on = [trial for trial in tried if trial.round == max(filter(None, (t.round for t in tried)), default=None)]
-    warnings = describe_choice(trained_on, best, _find_ends_of_values(plan, tried, best[0]) if best else ())
+    last = max((trial.round or 0 for trial in tried), default=0)
+    longest = [
+        trial for trial in tried if (trial.round or 0) == last
+    ]  # with halving, the settings that were not ended early
+    warnings = describe_choice(longest, best, _find_ends_of_values(plan, tried, best[0]) if best else ())
     split = plan.combinations[0].config.split
     if split.folds and split.fold is None:
         warnings.append(
