@@ -78,6 +78,7 @@ class Made:
     pooled: bool = True  # the validation data of all nodes are scored too
     projected: float | None = None
     sent: Sent | None = None  # unset: the same bytes in every round
+    steps: int | None = None  # gradient steps of a client in a round
 
     @property
     def finished(self) -> bool:
@@ -282,6 +283,7 @@ def _ledger(method: Made) -> list[dict[str, Any]]:
     tell = method.sent or (lambda round, client: [(method.algorithm, sent, sent + extra_bytes)] if round else [])
     return [
         {"round": r, "phase": phase, "client": i, "down": down, "up": up}
+        | ({} if method.steps is None else {"steps": method.steps})
         for r in rounds
         for i in method.clients
         for phase, down, up in tell(r, i)

@@ -204,7 +204,7 @@ PROSE = [
     ),
     (
         "rivalry",
-        {"rival": "FedAvg", "contests": [("validation", "FML", CERTAIN), ("test.others", "FML", OPEN)]},
+        {"rival": "FedAvg", "contests": [("validation", "FML", CERTAIN), ("test.others", "FML", OPEN)], "steps": None},
         "Against FedAvg: on the clients' own validation data FML wins by 10.0 points (95 % interval 8.0 to 12.0, 5 "
         "seeds); on the other domains (FWT) FML is 1.0 points behind, which may be chance (95 % interval 4.0 "
         "behind to 2.0 ahead, 5 seeds).",

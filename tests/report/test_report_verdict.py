@@ -231,6 +231,19 @@ def test_two_runs_without_local_only_are_compared_with_each_other(tmp_path):
     )
 
 
+def test_settings_with_unequal_steps_are_compared_with_their_budgets(tmp_path):
+    """Both are compared after round 2 of 3 and 2: three clients with 20 and 4 steps a round."""
+    long, short = {"local_epochs": 5}, {"local_epochs": 1}
+    folders = [
+        write(tmp_path / "long", Made("fml", plus(0.1, 0.2, 0.3), rounds=3, steps=20, config={"training": long})),
+        write(tmp_path / "short", Made("fml", plus(*NONE), steps=4, config={"training": short})),
+    ]
+    (comparison,) = compare_folders(folders)
+    assert verdicts.judge(comparison).lead.startswith(
+        "Against FML, rounds = 2, local_epochs = 1, with 120 gradient steps against 24: on the clients' own validation data"
+    )
+
+
 def test_local_only_training_on_another_partition_is_not_a_baseline(tmp_path):
     other = replace(alone, counts=lambda k, s: [1, 1, 1])
     sentences = list_findings(write_all(tmp_path, [Made("fml", plus(0, 0, 0)), other], [0]))

@@ -13,7 +13,7 @@ from fedmutual.report import measures
 from fedmutual.report.rendering import render_facts, render_macro
 from fedmutual.results.comparison import Line, RunComparison
 from fedmutual.results.estimate import SAME, Estimate, Missing
-from fedmutual.results.gains import Gains, PairRow, match_rows, pair_clients, pair_global
+from fedmutual.results.gains import Gains, PairRow, average_steps, match_rows, pair_clients, pair_global
 from fedmutual.results.scale import PERCENT, MetricScale
 from fedmutual.rundir.file_names import FINE_TUNE
 from fedmutual.rundir.schema import TRANSFER_DATA
@@ -218,7 +218,7 @@ def _compare_models(comparison: RunComparison, method: Line) -> Iterator[str]:
 
 
 def _compare_with_rivals(comparison: RunComparison, method: Line, rivals: Sequence[Line]) -> Iterator[str]:
-    """Yield a sentence for each rival: how far the method is ahead on each kind of rows.
+    """Yield a sentence for each rival: how far the method is ahead on each kind of rows, and the steps where they differ.
 
     The rows are named as in metrics.jsonl; "shared": the test set, by the shared model.
     """
@@ -230,7 +230,8 @@ def _compare_with_rivals(comparison: RunComparison, method: Line, rivals: Sequen
         shared = None if comparison.domains else pair_global(method.counted, rival.counted)
         contests += [("shared", method.method, shared)] if shared else []
         if contests:
-            yield render_facts("findings.j2", comparison.scale, "rivalry", rival=rival.method, contests=contests)
+            facts = {"rival": rival.method, "contests": contests, "steps": average_steps(method.counted, rival.counted)}
+            yield render_facts("findings.j2", comparison.scale, "rivalry", **facts)
 
 
 def _compare_with_local_only(comparison: RunComparison, method: Line, *data: str) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
+from math import isnan, nan
 from statistics import fmean
 from typing import Any
 
@@ -156,6 +157,20 @@ def pair_global(ours: Sequence[RunFacts], others: Sequence[RunFacts]) -> Estimat
             gains.append(compute_gain(first, second, 1 if metric.is_higher_better else -1))
             grain = max(grain, compute_grain(examples, metric) if examples else 0.0)
     return estimate(gains, "seeds", grain, get_limit(ours[0].metric)) if gains else None
+
+
+def average_steps(ours: Sequence[RunFacts], others: Sequence[RunFacts]) -> tuple[float, float] | None:
+    """Return the gradient steps of all clients up to the compared rounds of ours and of the others, mean over pairs of runs.
+
+    None without a pair, or where a run does not record its steps.
+    """
+    counts = [
+        tuple(float(run.messages["steps"][run.messages["round"] <= round].sum()) for run, round in zip(pair, rounds, strict=True))
+        for pair in match_runs(ours, others)
+        if all(rounds := find_last_common(*pair))
+    ]
+    ours_mean, others_mean = (fmean(steps) for steps in zip(*counts, strict=True)) if counts else (nan, nan)
+    return None if isnan(ours_mean + others_mean) else (ours_mean, others_mean)
 
 
 def match_runs(ours: Sequence[RunFacts], others: Sequence[RunFacts]) -> list[tuple[RunFacts, RunFacts]]:
