@@ -9,8 +9,9 @@ import fedmutual
 from fedmutual.config.grid import list_rows
 from fedmutual.errors import ConfigError
 from fedmutual.events import Evaluated, Replied
+from fedmutual.report.choice import ScoredTrial
 from fedmutual.studies.compare import tune
-from fedmutual.studies.sweep import plan_combinations, plan_sweep, sweep
+from fedmutual.studies.sweep import Sweep, plan_combinations, plan_sweep, sweep
 
 RATES = [1e-6, 1e-5, 1e-4, 0.001, 0.01, 0.02, 0.05, 0.1, 0.2]
 FEDAVG = {"algorithm.name": ["fedavg"]}
@@ -116,6 +117,21 @@ def test_local_only_training_has_the_rounds_of_its_setting(nine):
     assert plan_sweep(nine, grid, halving=True).most_trainings == 6 + 2
 
 
+@pytest.mark.parametrize(
+    ("rounds", "diverged", "seeds", "failure"),
+    [
+        ((None, None), (1, 1), 1, "every setting diverged"),
+        ((None, None), (1, 1), 3, "every setting diverged in at least one seed"),
+        ((1, 3), (0, 1), 1, "every setting that halving continued to round 3 diverged; the others were ended early"),
+    ],
+)
+def test_a_search_without_a_choice_says_what_diverged(rounds, diverged, seeds, failure):
+    folders = dict.fromkeys(range(seeds), Path("s"))
+    ended = [dict.fromkeys(range(n), "Diverged") for n in diverged]
+    tried = tuple(ScoredTrial({}, "lr", folders, how, None, None, n) for n, how in zip(rounds, ended, strict=True))
+    assert Sweep(Path("s"), tried, (), (), {}).failure == failure
+
+
 def test_random_search_trains_equal_draws_once(nine):
     grid = {"training.local_epochs": {"integers": [1, 2]}, "rounds": 1}
     swept = sweep(nine, grid, out="s", trials=6)
@@ -128,7 +144,17 @@ def test_random_search_trains_equal_draws_once(nine):
     [
         ({"optimizer.lr": {"uniform": [0.1, 0.2]}}, {}, "has a range, of which not every value can be tried; say how many"),
         ({"optimizer.lr": {"uniform": [0.2, 0.1]}}, {"trials": 3}, "the first end must be below the second"),
-        ({"optimizer.lr": {"normal": [0.1, 0.2]}}, {"trials": 3}, "there is no range 'normal'"),
+        (
+            {"optimizer.lr": {"normal": [0.1, 0.2]}},
+            {"trials": 3},
+            "; a range is one of uniform, log-uniform",
+        ),
+        (
+            {"optimizer.lr": {"normal": [0.1, 0.2]}, "rounds": [1, 2]},
+            {"trials": 3},
+            "key 'optimizer.lr': a schedule is { start = 0.9, end = 0.3, shape = \"linear\" } of finite numbers, not "
+            "{'normal': [0.1, 0.2]}; a range is one of uniform, log-uniform, integers, choices",
+        ),
         ({"optimizer.lr": [0.1, 0.2]}, {"trials": 0}, "trials = 0: must be 1 or more"),
         ({"optimizer.lr": [0.1, 0.2]}, {"halving": True}, "halving: of 2 settings with 9 rounds none can end early"),
         ({"optimizer.lr": [0.1, 0.2, 0.3], "rounds": [2]}, {"halving": True}, "of 3 settings with 2 rounds none can end"),

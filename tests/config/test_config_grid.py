@@ -101,7 +101,6 @@ def test_draws_spread_over_their_range() -> None:
         ([{"uniform": [0.1, float("nan")]}], "a range has two numbers"),
         ([{"integers": [1, 2.5]}], "a range has two whole numbers, its ends; write {integers=[1,5]}"),
         ([{"log-uniform": [0, 1]}], "the ends of log-uniform must be above 0"),
-        ([{"loguniform": [0.1, 1]}], "there is no range 'loguniform'; there are uniform, log-uniform, integers, choices"),
         ([{"choices": []}], "there is nothing to choose from"),
         ([{"uniform": [0, 1]}, 0.5], "a range stands alone, and here are 2 values; give the range or a list"),
     ],
@@ -109,6 +108,13 @@ def test_draws_spread_over_their_range() -> None:
 def test_invalid_ranges_are_refused(values: list[object], message: str) -> None:
     with pytest.raises(ConfigError, match=f"^key 'a': .*{re.escape(message)}"):
         draw({"a": values}, 3)
+
+
+@pytest.mark.parametrize("value", [{"bounds": [0, 1]}, {"uniform": [0, 1]}])
+def test_a_table_of_two_numbers_can_be_a_value(value: dict[str, list[int]]) -> None:
+    assert [c["a"] for c in draw({"a": [{"choices": [value]}]}, 2)] == [value, value]
+    if "uniform" not in value:
+        assert [c["a"] for c in draw({"a": [value]}, 2)] == [value, value]
 
 
 def test_no_trials_are_refused() -> None:

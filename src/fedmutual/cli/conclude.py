@@ -117,7 +117,7 @@ def print_sweep(result: "Sweep", file: Path) -> None:
     for line in [*lines, f"all trainings: {format_cost(result.budget)}", f"all results: {result.folder / RESULT}"]:
         print_text(line, soft_wrap=True)
     if not result.chosen:
-        exit_with_error("every setting diverged. A smaller optimizer.lr is the usual fix", Code.DIVERGED)
+        exit_with_error(f"{result.failure}. A smaller optimizer.lr is the usual fix", Code.DIVERGED)
 
 
 def format_cost(cost: Mapping[str, int | None]) -> str:

@@ -171,10 +171,9 @@ def compare(
         for key, choice in tuned.items():
             method = comparing.format_tuned(key)
             values = ", ".join(f"{key} = {format_value(value)}" for key, value in choice.values.items())
-            reason = "every trial diverged" if choice.tried else "no setting is left to tune"
             cost = f"; {conclude.format_cost(choice.cost)}" if choice.cost else ""
             tried = f"({choice.tried} tried{cost})"
-            print_text(f"tuned: {method}: {values or f'as configured, for {reason}'} {tried}", soft_wrap=True)
+            print_text(f"tuned: {method}: {values or f'as configured, for {choice.failure}'} {tried}", soft_wrap=True)
         if at_end := [comparing.format_tuned(key) for key, choice in tuned.items() if choice.is_rate_at_end]:
             print_text(
                 f"warning: the learning rate of {join_words(at_end)} is the smallest or the largest that was tried, so "

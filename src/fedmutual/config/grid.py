@@ -6,7 +6,7 @@ import json
 import re
 import tomllib
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf, log, log10
 from typing import Any
 
@@ -67,12 +67,18 @@ def list_combinations(grid: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, A
 
 
 def is_range(value: Any) -> bool:
-    """Return whether a value is a table of one kind of range with its ends, or with its choices: ``{integers=[1,5]}``."""
-    if not isinstance(value, Mapping) or len(value) != 1:
-        return False
-    ((kind, ends),) = value.items()
-    is_pair = isinstance(ends, list | tuple) and len(ends) == 2 and all(type(end) in (int, float) for end in ends)
-    return kind in RANGES or is_pair
+    """Return whether a value is a table with one of the names in `RANGES` and nothing else: ``{integers=[1,5]}``.
+
+    Every other table is a value. A value that has the form of a range is one choice: ``{choices=[{uniform=[0,1]}]}``.
+    """
+    return isinstance(value, Mapping) and len(value) == 1 and {*value} <= {*RANGES}
+
+
+def describe_ranges(values: Iterable[Any]) -> str:
+    """Return what ranges there are, for an error, if a value may be meant as a range of another name; else ""."""
+    tables = [value for value in values if isinstance(value, Mapping) and len(value) == 1 and not is_range(value)]
+    meant = any(isinstance(ends, list | tuple) and len(ends) == 2 for table in tables for ends in table.values())
+    return f"; a range is one of {', '.join(RANGES)}" if meant else ""
 
 
 def draw_combinations(grid: Mapping[str, Sequence[Any]], trials: int, seed: int) -> list[dict[str, Any]]:
@@ -120,8 +126,6 @@ def _draw_values(key: str, values: Sequence[Any], trials: int, seed: int) -> lis
 
 def _find_fault(kind: str, ends: Any) -> str:
     """Return what is wrong with a range, and how to write it; "" if it can be drawn from."""
-    if kind not in RANGES:
-        return f"there is no range {kind!r}; there are {', '.join(RANGES)}"
     if kind == "choices":
         return "" if isinstance(ends, list | tuple) and ends else "there is nothing to choose from; write {choices=[1,5]}"
     types = (int,) if kind == "integers" else (int, float)

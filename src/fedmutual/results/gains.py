@@ -164,11 +164,12 @@ def average_steps(ours: Sequence[RunFacts], others: Sequence[RunFacts]) -> tuple
 
     None without a pair, or where a run does not record its steps.
     """
-    counts = [
-        tuple(float(run.messages["steps"][run.messages["round"] <= round].sum()) for run, round in zip(pair, rounds, strict=True))
-        for pair in match_runs(ours, others)
-        if all(rounds := find_last_common(*pair))
-    ]
+
+    def count(run: RunFacts, round: int) -> float:
+        return float(run.messages["steps"][run.messages["round"] <= round].sum())
+
+    pairs = [(pair, rounds) for pair in match_runs(ours, others) if all(rounds := find_last_common(*pair))]
+    counts = [tuple(map(count, pair, rounds)) for pair, rounds in pairs]
     ours_mean, others_mean = (fmean(steps) for steps in zip(*counts, strict=True)) if counts else (nan, nan)
     return None if isnan(ours_mean + others_mean) else (ours_mean, others_mean)
 

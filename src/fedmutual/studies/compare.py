@@ -38,6 +38,7 @@ from fedmutual.studies.trained_run import Run, open_trained_run
 
 ALL = "all"  # in the place of a method's name: every method of the package
 TRIALS = "tune"  # of a comparison's folder: a sweep for each method, by `--tune`
+_NOTHING = "no setting is left to tune"
 
 Values = Mapping[str, Any]
 """Dotted key -> value."""
@@ -48,11 +49,12 @@ Search = Literal["random", "halving"]
 class Tuned(NamedTuple):
     """What the trials of one method chose."""
 
-    values: Values  # empty where nothing can be tuned, or every trial diverged
+    values: Values  # empty where nothing can be tuned or chosen
     tried: int  # settings that were trained
     most: int  # the budget: settings that each method may train
     is_rate_at_end: bool = False  # whether the chosen learning rate is the smallest or the largest of several tried ones
     cost: Mapping[str, int | None] = MappingProxyType({})  # of all trials (`Sweep.budget`)
+    failure: str = ""  # why `values` is empty, in words
 
 
 def expand_methods(names: Sequence[str] | None, algorithm: str | None) -> tuple[str, ...]:
@@ -260,7 +262,7 @@ def _search_settings(
     drawn[0] |= start
     tried = [values for n, values in enumerate(drawn) if values not in drawn[:n]]
     if len(tried) < LEAST_TRIALS:
-        return Tuned({}, len(tried), trials)
+        return Tuned({}, 0, trials, failure=_NOTHING)
     is_halved = search == "halving" and len(tried) >= KEPT
     sweep = train_sweep(plan_combinations(config, tried, out, is_halved), resume, watch, jobs)
     return _describe_choice(sweep, tried, trials)
@@ -288,12 +290,12 @@ def _tune_method(
         if sweep.chosen is None:
             break
         best, resume = dict(sweep.chosen.values), True  # the trials of the keys before stay
-    return _describe_choice(sweep, tried, trials) if sweep else Tuned({}, len(tried), trials)
+    return _describe_choice(sweep, tried, trials) if sweep else Tuned({}, 0, trials, failure=_NOTHING)
 
 
 def _describe_choice(sweep: Sweep, tried: Sequence[Values], trials: int) -> Tuned:
     if sweep.chosen is None:
-        return Tuned({}, len(tried), trials, cost=sweep.budget)
+        return Tuned({}, len(tried), trials, cost=sweep.budget, failure=sweep.failure)
     rates = {rate for values in tried if not isinstance(rate := values.get(LEARNING_RATE), Schedule | None)}
     is_rate_at_end = len(rates) > 1 and sweep.chosen.values[LEARNING_RATE] in (min(rates), max(rates))
     return Tuned(sweep.chosen.values, len(tried), trials, is_rate_at_end, sweep.budget)

@@ -29,6 +29,7 @@ from fedmutual.config import (
 )
 from fedmutual.config.grid import (
     Grid,
+    describe_ranges,
     draw_combinations,
     expand_grid,
     format_value,
@@ -80,6 +81,17 @@ class Sweep:
     def chosen(self) -> ScoredTrial | None:
         """The best setting; of several equal settings, the first given."""
         return next(iter(self.best), None)
+
+    @property
+    def failure(self) -> str:
+        """Why no setting could be chosen, in words; empty if one was chosen."""
+        if self.best:
+            return ""
+        last, seeds = max(t.round or 0 for t in self.tried), max(len(t.folders) for t in self.tried)
+        how = "diverged in at least one seed" if seeds > 1 else "diverged"
+        if all(t.diverged for t in self.tried):
+            return f"every setting {how}"
+        return f"every setting that halving continued to round {last} {how}; the others were ended early"
 
 
 @dataclass(frozen=True)
@@ -188,22 +200,27 @@ def plan_sweep(
         ConfigError: a combination is no experiment, two cannot be compared on the same rows, or `seeds` is below 1.
     """
     lists = expand_grid(grid)
-    several = [key for key, tried in lists.items() if len(tried) > 1 or is_range(tried[0])]
+    ranges = [key for key, tried in lists.items() if len(tried) == 1 and is_range(tried[0])]
+    several = [key for key, tried in lists.items() if len(tried) > 1 or key in ranges]
     if not several:
         in_python = '(in Python: {"optimizer.lr": [0.003, 0.01, 0.03]})'
         fix = f"give a key several values: --set optimizer.lr=0.003,0.01,0.03 {in_python}"
-        raise ConfigError(f"there is nothing to choose from; {fix}")
+        meant = describe_ranges(value for values in lists.values() for value in values)
+        raise ConfigError(f"there is nothing to choose from; {fix}{meant}")
     for key in filter(has_effect_on_rows, several):
         fix = "--seeds 3 (in Python: seeds=3) tries each setting with three" if key == "seed" else "make a sweep for each"
         raise ConfigError(
             f"key {key!r} of the grid: settings are compared on the same hold-out rows, so it takes one value; {fix}"
         )
     if trials is not None:
-        fixed = {key: values[0] for key, values in lists.items() if not is_range(values[0])}
-        read = experiment if isinstance(experiment, Config) else load_config(experiment, **fixed)
+        fixed = {key: values[0] for key, values in lists.items() if key not in ranges}
+        try:
+            read = experiment if isinstance(experiment, Config) else load_config(experiment, **fixed)
+        except ConfigError as problem:
+            raise ConfigError(f"{problem}{describe_ranges(fixed.values())}") from None
         drawn = draw_combinations(lists, trials, read.seed)
         combinations = [values for n, values in enumerate(drawn) if values not in drawn[:n]]
-    elif ranges := [key for key in several if is_range(lists[key][0])]:
+    elif ranges:
         fix = "say how many settings are drawn: --trials 20 (in Python: trials=20)"
         raise ConfigError(f"key {ranges[0]!r} has a range, of which not every value can be tried; {fix}")
     else:
@@ -267,7 +284,7 @@ def _make_settings(
                 wrong = f"algorithm {config.algorithm['name']!r} has no {kind}; leave it out"
                 raise ConfigError(f"--by {by} (in Python: by={by!r}): {wrong}")
         except ConfigError as problem:
-            raise ConfigError(f"with {label}: {problem}") from None
+            raise ConfigError(f"with {label}: {problem}{describe_ranges(values.values())}") from None
         records = config.records.model_copy(update={"evaluate_on": "holdout", "best_by": None})
         config = config.model_copy(update={"records": records})
         if twice := [s.label for s in settings if s.config == config]:
