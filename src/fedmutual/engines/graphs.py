@@ -17,30 +17,44 @@ Work = Callable[[], Any]
 """Reads and writes tensors that stay where they are; returns a tree of tensors and other values."""
 
 
-def capture_graph(work: Work) -> Work:
-    """Capture a CUDA graph of the work without running it; return a function that runs it on the same tensors.
+def make_capture() -> Callable[[Work], Work]:
+    """Return a function that captures a CUDA graph of work, without running it, and returns its launch on the same tensors.
 
-    Raises:
-        RuntimeError: the work waits for the GPU, for instance with `.item()`.
+    All graphs of one such function share their memory for intermediate results: they must be launched one after the other on
+    one stream, and what a launch returns must be copied before the next launch.
+
+    The function raises RuntimeError if the work waits for the GPU, for instance with `.item()`.
     """
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        output = work()
+    pool = torch.cuda.graph_pool_handle()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
-    def replay() -> Any:
-        graph.replay()
-        return output
+    def capture(work: Work) -> Work:
+        graph = torch.cuda.CUDAGraph()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            graph.capture_begin(pool)  # not `torch.cuda.graph`, which empties the cache of memory at each capture
+            try:
+                output = work()
+            finally:
+                graph.capture_end()
+        torch.cuda.current_stream().wait_stream(stream)
 
-    return replay
+        def replay() -> Any:
+            graph.replay()
+            return output
+
+        return replay
+
+    return capture
 
 
 class Graphs:
     """The graphs of one stack. A graph holds the addresses of all tensors that its work reads: none of them may move.
 
-    remarks: receives a sentence about work that cannot be captured. capture: as `capture_graph`.
+    remarks: receives a sentence about work that cannot be captured. capture: as `make_capture` returns it.
     """
 
-    def __init__(self, remarks: list[str], capture: Callable[[Work], Work] = capture_graph) -> None:
+    def __init__(self, remarks: list[str], capture: Callable[[Work], Work]) -> None:
         self._remarks, self._capture = remarks, capture
         self._replays: dict[Any, Callable[[list[Tensor]], Any] | None] = {}
 
@@ -64,7 +78,7 @@ class Graphs:
         self, work: Callable[[Any], Any], given: Sequence[Tensor], tree: TreeSpec
     ) -> Callable[[Sequence[Tensor]], Any]:
         """Return a function that runs the work on other inputs like the given ones."""
-        fixed = [t.detach().clone() for t in given]
+        fixed, copied = [t.detach().clone() for t in given], [(t, t._version) for t in given]
         try:
             run = self._capture(lambda: work(tree_unflatten(fixed, tree)))
         except RuntimeError as problem:
@@ -72,8 +86,11 @@ class Graphs:
             return lambda tensors: work(tree_unflatten(tensors, tree))
 
         def replay(tensors: Sequence[Tensor]) -> Any:
-            for to, tensor in zip(fixed, tensors, strict=True):
-                to.copy_(tensor)
+            for n, tensor in enumerate(tensors):
+                source, version = copied[n]
+                if tensor is not source or tensor._version != version:  # the constants of a phase are copied once
+                    fixed[n].copy_(tensor)
+                    copied[n] = tensor, tensor._version
             return tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, run())
 
         return replay

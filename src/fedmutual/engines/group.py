@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any, NamedTuple, get_type_hints
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -19,7 +19,7 @@ from fedmutual.cpu import compute_on_cpu
 from fedmutual.data.stores import ResidentBatches
 from fedmutual.engines.base import Reply, release_reply
 from fedmutual.engines.graphs import Graphs
-from fedmutual.engines.stack import Stack, StackRows
+from fedmutual.engines.stack import Stack, StackRows, select_rows
 from fedmutual.errors import shorten_error
 from fedmutual.stepping import (
     PhaseResult,
@@ -73,6 +73,7 @@ class Group:
         self._losses: dict[Any, tuple[Forward, Work]] = {}
         self.number = {id(client): number for number, client in enumerate(clients)}
         self.stacks = {net: Stack(clients, net) for net in clients[0].nets}
+        self._rows: dict[tuple[int, ...], StackRows] = {}
 
     def begin(self, parts: Sequence[PhaseInput]) -> "Steps | None":
         """Begin a phase for these clients; return its steps. None if the constants of their losses differ in shape."""
@@ -88,6 +89,13 @@ class Group:
             for stack in self.stacks.values():
                 stack.collect(self.number[id(part.client)])
         return Steps(self, parts, _stack_messages(consts))
+
+    def select(self, numbers: list[int]) -> StackRows:
+        """Return the rows with these numbers, made once: a captured graph reads their tensor at its address."""
+        key = tuple(numbers)
+        if key not in self._rows:
+            self._rows[key] = select_rows(numbers, next(iter(self.stacks.values())).device)
+        return self._rows[key]
 
     def get_loss(self, like: PhaseInput) -> tuple[Forward, Work]:
         """Return the loss of the phase for clients like this one, and its forward passes per step; compiled once."""
@@ -109,9 +117,10 @@ class Steps:
         like, self._stacks = parts[0], group.stacks
         self._parts, self._phase, self._numbers = parts, like.phase, [group.number[id(part.client)] for part in parts]
         self._forward, self._one_step = group.get_loss(like)
-        self._graphs, self._loss = group.graphs, identify_loss(like)
-        self._device = next(iter(self._stacks.values())).device
-        self._const = {k: v.to(self._device) for k, v in const.items()}
+        self._select, self._graphs, self._loss = group.select, group.graphs, identify_loss(like)
+        device = next(iter(self._stacks.values())).device
+        self._const = {k: v.to(device) for k, v in const.items()}
+        self._const_of: dict[tuple[int, ...], Message] = {}  # of the clients that stepped together
         self._memory = _stack_messages([part.client.memory for part in parts])
         self._log: list[tuple[list[int], Message]] = []  # the clients that stepped, and their loss terms [k]
         self._recipe = like.client.recipe
@@ -168,9 +177,11 @@ class Steps:
     def _step(self, positions: list[int], step_batches: Sequence[Batch]) -> None:
         """Take one step of these clients, given as positions among the clients of the phase."""
         numbers = [self._numbers[i] for i in positions]
-        rows = StackRows(numbers, self._make_index(numbers, next(iter(self._stacks.values())).count))
-        here = StackRows(positions, self._make_index(positions, len(self._parts)))
-        const, memory = ({k: here.take(v) for k, v in message.items()} for message in (self._const, self._memory))
+        rows, here = self._select(numbers), self._select(positions)
+        key = tuple(positions)
+        if key not in self._const_of:  # once, so that a graph copies it once
+            self._const_of[key] = {k: here.take(v) for k, v in self._const.items()}
+        const, memory = self._const_of[key], {k: here.take(v) for k, v in self._memory.items()}
         taken = {net: stack.take(rows) for net, stack in self._stacks.items()}
         params, fixed = ({net: tensors[n] for net, tensors in taken.items()} for n in (0, 1))
 
@@ -195,30 +206,26 @@ class Steps:
             ), moved
 
         inputs = step_batches, const, memory
-        # a graph can hold only a step that takes the stacks themselves, not copies of rows, and reads no rate as a number
-        is_whole = rows.index_tensor is None and here.index_tensor is None
-        if self._graphs is not None and is_whole and all(stack.rate is None for stack in self._stacks.values()):
+        if self._graphs is not None and all(stack.can_capture(rows) for stack in self._stacks.values()):
             for stack in self._stacks.values():
                 stack.set_counts(rows)
-            terms, memory, moved = self._graphs.run(self._loss, take, inputs)
+            terms, memory, moved = self._graphs.run((self._loss, tuple(numbers)), take, inputs)
         else:
             terms, memory, moved = take(inputs)
         for net, names in moved.items():
             self._stacks[net].add_step(rows, names)
-        if here.index_tensor is None:
+        if len(positions) == len(self._parts):
             self._memory = memory
         else:
             for name, value in memory.items():
                 if name not in self._memory:
                     self._memory[name] = value.new_zeros(len(self._parts), *value.shape[1:])
-                self._memory[name] = self._memory[name].index_copy(0, here.index_tensor, value)
+                self._memory[name] = self._memory[name].clone()
+                self._memory[name][here.where] = value
         self._log.append((positions, terms))
         for i in positions:
             self._took[i] += 1
             self._seen[i] += len(step_batches)
-
-    def _make_index(self, positions: list[int], count: int) -> Tensor | None:
-        return None if positions == list(range(count)) else torch.tensor(positions, device=self._device)
 
 
 def draw_batches(

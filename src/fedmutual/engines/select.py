@@ -12,7 +12,7 @@ import torch
 from fedmutual.config.schema import EngineConfig
 from fedmutual.engines.base import Make, Simulation
 from fedmutual.engines.child_process import IS_FORKED, count_cores
-from fedmutual.engines.graphs import capture_graph
+from fedmutual.engines.graphs import make_capture
 from fedmutual.engines.inprocess import DiskStorage, InProcess
 from fedmutual.engines.processes import Processes
 from fedmutual.engines.ray import Cluster
@@ -106,7 +106,7 @@ def open_engine(
 
 def make_stacker(configs: Sequence[EngineConfig], obstacle: str = "") -> Stacker:
     """Return a stacker for the clients of these runs. obstacle: as `Stacker` takes it."""
-    capture = capture_graph if any(c.graphs for c in configs) else None
+    capture = make_capture() if any(c.graphs for c in configs) else None
     return Stacker(any(c.compile for c in configs), any(c.turns for c in configs), obstacle, capture)
 
 

@@ -20,19 +20,26 @@ from fedmutual.stepping import set_gradients
 
 
 class StackRows(NamedTuple):
-    """Some clients of a stack of K clients: their positions in the stack, 0 .. K - 1."""
+    """Some clients of a stack of K clients: their positions in the stack, 0 .. K - 1, in order."""
 
     numbers: list[int]
-    index_tensor: Tensor | None  # the numbers as a tensor; None: all clients, in order
+    where: slice | Tensor  # the numbers as a tensor, if they are not consecutive
 
     def take(self, stacked: Tensor) -> Tensor:
-        """Return the rows [k, ...] of these clients of a stack [K, ...]: the stack itself for all clients, else a copy."""
-        return stacked if self.index_tensor is None else stacked.index_select(0, self.index_tensor)
+        """Return the rows [k, ...] of these clients of a stack [K, ...]: a view of consecutive rows, else a copy."""
+        return stacked[self.where] if isinstance(self.where, slice) else stacked.index_select(0, self.where)
 
     def put(self, stacked: Tensor, part: Tensor) -> None:
-        """Write the rows `part` [k, ...] back into the stack [K, ...]; for all clients `take` returned the stack itself."""
-        if self.index_tensor is not None:
-            stacked.index_copy_(0, self.index_tensor, part)
+        """Write the rows `part` [k, ...] back into the stack [K, ...], unless they are a view of it."""
+        if not isinstance(self.where, slice):
+            stacked.index_copy_(0, self.where, part)
+
+
+def select_rows(numbers: list[int], device: torch.device) -> StackRows:
+    """Return the rows of the clients with these positions, in ascending order, for stacks on this device."""
+    first, last = numbers[0], numbers[-1]
+    is_consecutive = last - first + 1 == len(numbers)
+    return StackRows(numbers, slice(first, last + 1) if is_consecutive else torch.tensor(numbers, device=device))
 
 
 class Stack:
@@ -75,6 +82,10 @@ class Stack:
         """Return the device of the stack."""
         return next(iter(self.params.values())).device
 
+    def can_capture(self, rows: StackRows) -> bool:
+        """Return whether a CUDA graph can hold a step of these clients: the step reads its rate and counts from tensors."""
+        return self.rate is None and (self._has_only(rows) or not self._counts)
+
     def set_rate(self, lr: float) -> None:
         """Set the learning rate of all clients' further steps."""
         if isinstance(self._lr, Tensor):
@@ -113,7 +124,7 @@ class Stack:
 
     def take(self, rows: StackRows) -> tuple[Message, Message]:
         """Return (trainable parameters, other tensors) [k, ...] of these k clients. `step` writes them back."""
-        if rows.index_tensor is None:
+        if self._has_only(rows):
             return self.params, self.rest
         params = {k: rows.take(p.detach()).requires_grad_() for k, p in self.params.items()}
         return params, {k: rows.take(v) for k, v in self.rest.items()}
@@ -156,11 +167,12 @@ class Stack:
 
     def add_step(self, rows: StackRows, names: Iterable[str]) -> None:
         """Count a step of these clients for the parameters that have moved."""
-        for name in names:
-            for number in rows.numbers:
-                self._steps[number][name] = self._steps[number].get(name, 0) + 1
-            if rows.index_tensor is None:
-                self._counted[name] = self._steps[rows.numbers[0]][name]
+        names = list(names)
+        for steps in map(self._steps.__getitem__, rows.numbers):
+            for name in names:
+                steps[name] = steps.get(name, 0) + 1
+        if self._has_only(rows):
+            self._counted.update({name: self._steps[rows.numbers[0]][name] for name in names})
 
     def _make_count(self, p: Tensor, optimizer: Optimizer, count: int) -> Tensor:
         """Return a step count as a tensor, on the device on which the optimiser expects it."""
@@ -168,18 +180,22 @@ class Stack:
 
     def _make_optimizer(self, rows: StackRows, params: Message) -> tuple[Optimizer, dict[str, Message]]:
         """Return an optimiser of these parameters and its state. All clients together always get one common optimiser."""
-        if rows.index_tensor is None and self._common is not None:
+        if self._has_only(rows) and self._common is not None:
             return self._common, self._slots
         slots = {slot: {k: rows.take(v) for k, v in stacked.items()} for slot, stacked in self._slots.items()}
         optimizer = make_optimizer_alike(self._clients[0].optimizers[self._net], params.values())
         for name, p in params.items():
             optimizer.state[p] = {slot: values[name] for slot, values in slots.items()}
-        if rows.index_tensor is None:
+        if self._has_only(rows):
             self._common = optimizer
             for group in optimizer.param_groups:
                 if self.rate is None and "capturable" in group:  # unread by fused kernels; torch captures no Adam without it
                     group["capturable"] = True
         return optimizer, slots
+
+    def _has_only(self, rows: StackRows) -> bool:
+        """Return whether these rows are all clients of the stack."""
+        return len(rows.numbers) == self.count
 
     def _list_named(self, number: int) -> Iterator[tuple[str, nn.Parameter]]:
         named = self._clients[number].nets[self._net].named_parameters()

@@ -54,7 +54,7 @@ class Stacker:
 
     compile: use torch.compile. turns: step clients in turns, not as one stack. obstacle: why no stack can hold the
     clients, as a clause for the user; "": stacks can. capture: captures the steps of all clients of a stack, as
-    `capture_graph`; None: steps are not captured.
+    `make_capture` returns it; None: steps are not captured.
     """
 
     def __init__(
