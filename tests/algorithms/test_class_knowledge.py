@@ -13,6 +13,7 @@ from fedmutual.algorithms import (
     FedTGP,
 )
 from fedmutual.algorithms.class_means import EXAMPLES, PROTOTYPES
+from fedmutual.algorithms.fedgen import measure_likeness
 from fedmutual.core import At, Unusable
 from linear_clients import (
     BODY,
@@ -234,8 +235,25 @@ def test_rows_of_classes_that_are_not_n_k_rows_leave_a_client_out_of_fedgen(rows
     assert problem.value.why.keys() == {"west"}
 
 
+def test_likeness_is_that_of_all_pairs_of_rows():
+    """Value and gradient, by the authors' differences [B, B, D]; rows 0 and 1 are equal."""
+    noise, made = torch.rand(7, 4), torch.randn(7, 5)
+    noise[1], made[1] = noise[0], made[0]
+    found, right = made.clone().requires_grad_(), made.clone().requires_grad_()
+    value = measure_likeness(noise, found)
+    apart = (right[:, None] - right).abs().mean(-1) * (noise[:, None] - noise).square().mean(-1)
+    expected = (-apart.mean()).exp()
+    assert abs(value - expected) < 1e-12
+    value.backward()
+    expected.backward()
+    assert (found.grad - right.grad).abs().max() < 1e-12
+
+
 def test_two_rounds_of_fedgen():
-    """The authors' losses, written anew with modules of torch: a plain round, steps of the generator, a taught round."""
+    """The authors' losses, written anew with modules of torch: a plain round, steps of the generator, a taught round.
+
+    Their Adam and its schedule go on from round to round.
+    """
     n, noise, alpha, beta = 8, 4, 3.0, 2.0
     more = {"gen_steps": 3, "gen_lr": 0.01, "gen_noise": noise, "gen_hidden": 5, "gen_alpha": alpha, "gen_beta": beta}
     algorithm = FedGen(**more, local_epochs=1, batch_size=n).algorithm()
@@ -251,6 +269,8 @@ def test_two_rounds_of_fedgen():
     with torch.random.fork_rng():
         torch.manual_seed(At(7, 0, 2).rng("generator").initial_seed())
         net = Published(noise, 2, 5, 3)
+    optimizer = torch.optim.Adam(net.parameters(), 0.01, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.98)
     body, head = (v.clone() for v in model.values())
     for number in range(2):
         at, learned = At(7, number, 2), {}
@@ -272,16 +292,14 @@ def test_two_rounds_of_fedgen():
                 loss = loss + 0.98 * alpha * nn.NLLLoss()((made[len(y) :] @ weights[1].T).log_softmax(1), other)
             loss.backward()
             learned[i] = [(v - LR * v.grad).detach() for v in weights]
-        stream, optimizer = (
-            at.rng("generator", "steps"),
-            torch.optim.Adam(net.parameters(), 0.01 * 0.98**number, weight_decay=0.01),
-        )
+        stream = at.rng("generator", "steps")
         net.train()
         for _ in range(3):
             y = torch.randint(2, (n,), generator=stream)
             step_published_generator(
                 net, optimizer, [w[1] for w in learned.values()], rows, y, torch.rand(n, noise, generator=stream)
             )
+        schedule.step()
         body, head = (average({i: w[k] for i, w in learned.items()}) for k in range(2))
     assert (got["0.weight"] - body).abs().max() < 1e-12
     assert (got["1.weight"] - head).abs().max() < 1e-12

@@ -36,6 +36,7 @@ from fedmutual.optimizers import descend
 HEAD = "head "  # begins a key of the state whose end is the name of the shared network's last layer
 LABELS = "rows by class"  # [C] int64: of a client in its reply, of all clients in the state
 GENERATOR = "generator "  # begins the names of the generator's tensors
+ADAM = "adam "  # begins the names of its optimiser's state: "adam exp_avg generator hidden.weight"
 DECAY = 0.98  # of both weights and of the server's learning rate, in each round
 _ROWS = 512  # of which labels are counted at once
 
@@ -74,7 +75,8 @@ class FedGen(Fork):
     def begins(self, shared: nn.Module, classes: int) -> Message:
         """Return the server's state beside the model: no labels [C], the name of the last layer as a key, and zeros.
 
-        The zeros have the shapes of the generator, which round 1 makes: real sites limit messages by the first state.
+        The zeros are the optimiser's first state, and have the shapes of the generator, which round 1 makes: real sites
+        limit messages by the first state.
 
         Raises:
             ValueError: the shared network has no linear layer, or a batch has one row.
@@ -86,7 +88,9 @@ class FedGen(Fork):
             raise ValueError("BatchNorm of the generator cannot train on one row; set training.batch_size to 2 or more")
         (name,) = (name for name, module in shared.named_modules() if module is head)
         untrained = {k: torch.zeros_like(v) for k, v in self.make_generator(head.weight.detach().cpu()).items()}
-        return {LABELS: torch.zeros(classes, dtype=torch.int64), HEAD + name: torch.zeros(()), **untrained}
+        first = {f"{ADAM}step {k}": torch.zeros(()) for k in untrained if is_learned(k)}
+        first |= {f"{ADAM}{m} {k}": v for m in ("exp_avg", "exp_avg_sq") for k, v in untrained.items() if is_learned(k)}
+        return {LABELS: torch.zeros(classes, dtype=torch.int64), HEAD + name: torch.zeros(()), **untrained, **first}
 
     def leaves(self, server: Message) -> Spec:
         """Return the declared reply: the shared tensors, n_k int64 [], and the client's rows of each class int64 [C].
@@ -100,8 +104,8 @@ class FedGen(Fork):
         return {**super().leaves(take_model(server)), **counts}
 
     def send(self, server: Message, to: str, at: At) -> Message:
-        """Return the state without the key of the last layer, and without a generator before the first is trained."""
-        kept_back: tuple[str, ...] = (HEAD,) if server[LABELS].any() else (HEAD, GENERATOR)
+        """Return the state without the last layer's key, the optimiser, and a generator before the first is trained."""
+        kept_back: tuple[str, ...] = (HEAD, ADAM) if server[LABELS].any() else (HEAD, ADAM, GENERATOR)
         return {k: v for k, v in server.items() if not k.startswith(kept_back)}
 
     def begin(self, client: Client, inbox: Message, at: At) -> Message:
@@ -157,11 +161,12 @@ class FedGen(Fork):
         weights = {i: float(reply[N_K]) for i, reply in replies.items()} if self.aggregate.weighs else None
         model = self.aggregate(models, weights, base=take_model(server))
         generator = {k: v for k, v in server.items() if k.startswith(GENERATOR)} if server[LABELS].any() else None
+        moments = {k: v for k, v in server.items() if k.startswith(ADAM)}
         name, ids = find_head_name(server), sorted(models)
         heads = [(models[i][name + "weight"], models[i].get(name + "bias")) for i in ids]
         rows = torch.stack([counts[i] for i in ids])
         generator = generator or self.make_generator(heads[0][0], at.rng("generator").initial_seed())
-        trained = self.train_generator(generator, heads, rows, at)
+        trained = self.train_generator(generator, moments, heads, rows, at)
         name_of_head = {k: v for k, v in server.items() if k.startswith(HEAD)}
         return {**model, **name_of_head, **trained, LABELS: rows.sum(0)}
 
@@ -179,34 +184,44 @@ class FedGen(Fork):
         return {k: v.to(weight) for k, v in state.items() if v.is_floating_point()}
 
     def train_generator(
-        self, generator: Message, heads: list[tuple[Tensor, Tensor | None]], rows: Tensor, at: At
+        self, generator: Message, moments: Message, heads: list[tuple[Tensor, Tensor | None]], rows: Tensor, at: At
     ) -> Message:
-        """Return the generator after its steps. heads: weight and bias of each client; rows [K, C] of its classes.
+        """Return the generator after its steps, and the state of Adam, which goes on from `moments`.
 
-        Adam begins anew in each round; that of the authors' code keeps its moments.
+        heads: weight and bias of each client; rows: [K, C] of its classes.
         """
         rng, known = at.rng("generator", "steps"), rows.sum(0).nonzero()[:, 0]
         shares = rows / rows.sum(0).clamp(min=1)
         state = {k: v.clone() for k, v in generator.items()}
-        learned = [v.requires_grad_() for k, v in state.items() if "running" not in k]
+        learned = {k: v.requires_grad_() for k, v in state.items() if is_learned(k)}
+        place = next(iter(learned.values()))
 
         def compute_losses() -> Iterable[Tensor]:
             for _ in range(self.gen_steps):
                 y = known[torch.randint(len(known), (self.batch_size,), generator=rng)]
                 noise = torch.rand(self.batch_size, self.gen_noise, generator=rng)
-                made = generate(state, y, noise.to(learned[0]), training=True)
+                made = generate(state, y, noise.to(place), training=True)
                 fits = (F.cross_entropy(F.linear(made, w.to(made), b), y, reduction="none") for w, b in heads)
                 taught = sum((share[y] * fit).mean() for share, fit in zip(shares, fits, strict=True))
                 yield taught + measure_likeness(noise.to(made), made)
 
-        optimizer = torch.optim.Adam(learned, lr=self.gen_lr * DECAY**at.round, weight_decay=0.01)
+        optimizer = torch.optim.Adam(learned.values(), lr=self.gen_lr * DECAY**at.round, weight_decay=0.01)
+        for key, v in moments.items():
+            field, k = key.removeprefix(ADAM).split(" ", 1)
+            optimizer.state[learned[k]][field] = v.clone()
         descend(optimizer, compute_losses())
-        return {k: v.detach() for k, v in state.items()}
+        kept = {f"{ADAM}{field} {k}": v for k, p in learned.items() for field, v in optimizer.state[p].items()}
+        return {k: v.detach() for k, v in state.items()} | kept
 
 
 def take_model(state: Message) -> Message:
     """Return the tensors of the network in a state or a reply."""
-    return {k: v for k, v in state.items() if k not in (N_K, LABELS) and not k.startswith((HEAD, GENERATOR))}
+    return {k: v for k, v in state.items() if k not in (N_K, LABELS) and not k.startswith((HEAD, GENERATOR, ADAM))}
+
+
+def is_learned(key: str) -> bool:
+    """Return whether a tensor of the generator is learned: not a running statistic of its BatchNorm."""
+    return "running" not in key
 
 
 def find_head_name(server: Message) -> str:
@@ -241,5 +256,6 @@ def measure_likeness(noise: Tensor, made: Tensor) -> Tensor:
 
     exp(-mean of the product of both distances of two rows): mean squares of their noise, mean differences of their features.
     """
-    apart = (made[:, None] - made).abs().mean(-1) * (noise[:, None] - noise).square().mean(-1)
-    return (-apart.mean()).exp()
+    exact = "donot_use_mm_for_euclid_dist"  # by matrix products, small distances lose digits
+    of_noise = torch.cdist(noise, noise, compute_mode=exact).square() / noise.shape[1]
+    return (-(torch.cdist(made, made, p=1) / made.shape[1] * of_noise).mean()).exp()
