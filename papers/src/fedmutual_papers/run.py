@@ -169,7 +169,9 @@ class CellQueue:
                     todo.setdefault(first.fingerprint, first)
             batch = [job for job in todo.values() if job.fingerprint not in begun and job not in self.ended]
             begun |= todo.keys()
-            yield from [batch] if batch and can_stack([job.config for job in batch]) else [[job] for job in batch]
+            for arm in dict.fromkeys(job.arm for job in batch):  # only runs of one method share their steps
+                of_arm = [job for job in batch if job.arm == arm]
+                yield from [of_arm] if can_stack([job.config for job in of_arm]) else [[job] for job in of_arm]
 
     def _has_models(self, job: Job) -> bool:
         return (_make_run_path(self.out, job) / SUMMARY).exists()
