@@ -182,12 +182,12 @@ class Steps:
         if key not in self._const_of:  # once, so that a graph copies it once
             self._const_of[key] = {k: here.take(v) for k, v in self._const.items()}
         const, memory = self._const_of[key], {k: here.take(v) for k, v in self._memory.items()}
-        taken = {net: stack.take(rows) for net, stack in self._stacks.items()}
-        params, fixed = ({net: tensors[n] for net, tensors in taken.items()} for n in (0, 1))
 
         def take(inputs: tuple[Sequence[Batch], Message, Message]) -> tuple[Message, Message, dict[str, list[str]]]:
             """Return the loss terms, the next memory, and the parameters of each net that have moved."""
             step_batches, const, memory = inputs
+            taken = {net: stack.take(rows) for net, stack in self._stacks.items()}  # here, for a graph holds it too
+            params, fixed = ({net: tensors[n] for net, tensors in taken.items()} for n in (0, 1))
             moved: dict[str, list[str]] = {}
 
             def compute_gradients(batch: Batch) -> tuple[Message, Message]:
