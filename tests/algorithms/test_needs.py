@@ -103,6 +103,7 @@ def test_classes_that_differ_are_not_held_against_each_other(name, place):
         ({"name": "fedrep", "head_epochs": 0}, "key 'algorithm.head_epochs' must be at least 1, not 0"),
         ({"name": "fedproto", "proto_size": 0}, "key 'algorithm.proto_size' must be at least 1, not 0"),
         ({"name": "fedtgp", "server_lr": 0.0}, "key 'algorithm.server_lr' must be above 0, not 0"),
+        ({"name": "fedkd", "energy": 1.5}, "key 'algorithm.energy' must be between 0 and 1, not 1.5"),
         ({"name": "fedkd", "rank": 0.0}, "key 'algorithm.rank' must be above 0 and at most 1, not 0"),
         ({"name": "proxyfl", "own_share": 1.0}, "key 'algorithm.own_share' must be at least 0 and below 1, not 1"),
         ({"name": "fedopt", "tau": 0.0}, "key 'algorithm.tau' must be above 0, not 0"),

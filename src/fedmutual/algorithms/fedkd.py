@@ -17,7 +17,7 @@ from torch import Tensor
 from fedmutual.aggregation import mean
 from fedmutual.algorithms.class_means import fit_features
 from fedmutual.algorithms.fork import Fork
-from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Spec, get_target_kind, setting
+from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Setting, Spec, get_target_kind, setting, within
 from fedmutual.losses import kl
 
 W = "w."  # begins the names of the received weights in a client's memory, during a round
@@ -34,12 +34,17 @@ class FedKD(Fork):
 
     The squared norm is the mean of squares over the mentee's features; the mentor's are averaged into as many. A matrix
     [m, n] of the update is sent as factors of its best approximation of rank r = ceil(rank min(m, n)), if these are smaller.
-    The paper takes as many singular values as hold a share of the squares, more in later rounds. This number depends on
-    private rows, which the shape of a reply may not; so r is the same for all clients and rounds.
+    The paper sends as many singular values as hold a share T of the sum of squares, from 0.95 to 0.98 over the rounds:
+    `energy = { start = 0.95, end = 0.98 }`. Their number depends on private rows, which the shape of a reply may not, so r
+    values are declared, and those beyond T are zeros: `energy` changes the update, not its bytes. The paper also compresses
+    the mean that the server sends; here it is sent in full.
     """
 
     rank: float = setting(
         0.25, "the share of an update's singular values that is sent, above 0 and up to 1; 1: updates are not compressed"
+    )
+    energy: Setting = setting(
+        1.0, "T, the share of the sum of an update's squared singular values that is kept, of at most `rank` values, 0 to 1"
     )
     scores: ClassVar[tuple[str, ...]] = ("global", "personal")
     terms: ClassVar[tuple[str, ...]] = ("personal", "meme", "distillation", "hidden")
@@ -47,6 +52,7 @@ class FedKD(Fork):
     def __post_init__(self) -> None:
         if not 0 < self.rank <= 1:
             raise ValueError(f"rank must be above 0 and at most 1, not {self.rank:g}")
+        within("energy", self.energy, 0, 1)
         if get_target_kind(self.task) != "classes":
             raise ValueError("fedkd teaches by posteriors over classes, so training.task must be a task with classes")
 
@@ -88,7 +94,7 @@ class FedKD(Fork):
         reply: Message = {}
         for k, v in super().end(client, at).items():
             received = client.memory.get(W + k)
-            reply |= {k: v} if received is None else factorize(k, v - received, self.rank)
+            reply |= {k: v} if received is None else factorize(k, v - received, self.rank, at.number(self.energy))
         client.memory = {k: v for k, v in client.memory.items() if not k.startswith(W)}
         return reply
 
@@ -112,14 +118,19 @@ def choose_rank(tensor: Tensor, rank: float) -> int | None:
     return r if r * (m + n) < m * n else None
 
 
-def factorize(name: str, update: Tensor, rank: float) -> Message:
+def factorize(name: str, update: Tensor, rank: float, energy: float) -> Message:
     """Return the best approximation of an update with the rank of `choose_rank`, as two factors [m, r] and [r, n].
+
+    Of the r components only the fewest whose squared singular values are above `energy` of the sum of all squares stay; the
+    others are zeros.
 
     Source: FedKD, Wu et al., 2022, https://arxiv.org/abs/2108.13323, section "Methods".
     """
     r = choose_rank(update, rank)
     u, s, v = torch.linalg.svd(update.detach().cpu().flatten(1), full_matrices=False)
-    return {LEFT + name: u[:, :r] * s[:r], RIGHT + name: v[:r]}
+    held = s.square().cumsum(0)
+    kept = torch.arange(len(s)) <= (held <= energy * held[-1]).sum()
+    return {LEFT + name: u[:, :r] * (s * kept)[:r], RIGHT + name: (v * kept[:, None])[:r]}
 
 
 def restore_model(server: Message, reply: Message) -> Message:
