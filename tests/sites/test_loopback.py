@@ -67,6 +67,24 @@ def test_a_kill_in_the_middle_costs_nothing(tmp_path, monkeypatch):
     captured(fed)
 
 
+def test_sites_register_again_at_a_server_with_a_renewed_key(tmp_path):
+    """The server refuses what its old key signed: sites register anew by themselves, and the bits stay as in one process."""
+    common = {**COMMON, **TELLING, "rounds": 6}
+    two = {i: SITES[i] for i in ("north", "south")}
+    run = fedmutual.run(parse_config(together(common, two)), tmp_path / "one")
+    with loopback(tmp_path / "fed", common, two) as fed:
+        fed.start("server", *two, jobs=JOBS)
+        fed.submit()
+        fed.round(2)
+        fed.kill("server")
+        fed.cli("provision", fed.file, "--out", fed.folder / "kits", "--renew", "server")
+        fed.start("server", jobs=JOBS)
+        fed.done()
+        assert fed.alike(run)
+        for i in two:
+            assert fed.log(i).count("connected to the server") == 2
+
+
 def get_scores(run, model):
     """Return all scores of a model."""
     history = run.history()

@@ -2,6 +2,7 @@
 
 import math
 import os
+import secrets
 import time
 from collections import Counter
 from contextlib import ExitStack, suppress
@@ -17,6 +18,13 @@ from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
+from nvflare.fuel.f3.cellnet.defs import IdentityChallengeKey, MessageHeaderKey
+from nvflare.fuel.f3.cellnet.defs import ReturnCode as ReplyCode
+from nvflare.fuel.f3.cellnet.fqcn import FQCN
+from nvflare.fuel.f3.cellnet.utils import new_cell_message
+from nvflare.lighter.utils import load_crt_chain_bytes
+from nvflare.private.defs import CellChannel, CellChannelTopic
+from nvflare.private.fed.utils.identity_utils import TokenVerifier
 
 from fedmutual.errors import RunError, UserError
 from fedmutual.files import FORMAT, write_json
@@ -40,6 +48,7 @@ _LAST_ANSWER = 5.0  # seconds that this process waits for the end of its answer 
 _PATIENCE = 20.0  # seconds until the previous job must release the state, and until a message must be taken
 
 
+_CONNECTED = "connected to the server; waiting for a lead to submit"
 _client: Any = None  # FLARE's object of this process, when it has registered at the server
 _last = ExitStack()  # the lock of an ending process, held until its end
 
@@ -64,21 +73,48 @@ def sign_out(work: Path) -> None:
 
 
 class SiteEvents(FLComponent):  # type: ignore[misc]
-    """A component of a site's process, outside of jobs: print the connection, remove the folder of a finished job."""
+    """A component of a site's process, outside of jobs: print the connection, remove the folder of a finished job.
+
+    FLARE's process registers once, and afterwards shows the server a token that the server's key signed. A server with a
+    renewed key drops every message with this token. So after a heartbeat without an answer, for which FLARE waits 30 s, the
+    site compares the token with the server's certificate, and registers anew if they do not fit.
+    """
 
     def __init__(self, work: str) -> None:
         """work: FLARE's workspace of this process."""
         super().__init__()
-        self._work = Path(work)
+        self._work, self._sent_at = Path(work), 0.0  # the last heartbeat
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Remove the folder of the finished job only, because the next job may be deployed already."""
         global _client
         if event_type == EventType.AFTER_CLIENT_REGISTER:
             _client = fl_ctx.get_prop(FLContextKey.SITE_OBJ)
-            print_line("connected to the server; waiting for a lead to submit")
+            print_line(_CONNECTED)
+        elif event_type == EventType.BEFORE_CLIENT_HEARTBEAT:
+            self._sent_at = time.monotonic()
+        elif event_type == EventType.AFTER_CLIENT_HEARTBEAT and time.monotonic() - self._sent_at > _PATIENCE:
+            with suppress(Exception):  # the server is gone again: the next heartbeat tells
+                _register_anew(fl_ctx)
         elif event_type == EventType.JOB_COMPLETED:
             remove_job_folder(self._work, str(fl_ctx.get_prop(FLContextKey.CURRENT_JOB_ID)))
+
+
+def _register_anew(fl_ctx: FLContext) -> None:
+    """Register this site anew if the server's key did not sign its token. FLARE checks the server's certificate then."""
+    name, about = _client.client_name, {IdentityChallengeKey.COMMON_NAME: _client.client_name}
+    request = new_cell_message({**about, IdentityChallengeKey.NONCE: secrets.token_hex()}, None)
+    place = {"target": FQCN.ROOT_SERVER, "channel": CellChannel.SERVER_MAIN, "topic": CellChannelTopic.Challenge}
+    reply = _client.cell.send_request(**place, request=request, timeout=_PATIENCE, optional=True)
+    if reply.get_header(MessageHeaderKey.RETURN_CODE) != ReplyCode.OK:
+        return
+    certificate = load_crt_chain_bytes(reply.payload[IdentityChallengeKey.CERT])[0]
+    if TokenVerifier(certificate).verify(name, _client.token, _client.token_signature):
+        return
+    session = _client.communicator.client_registration(name, next(iter(_client.servers)), fl_ctx)
+    if session[0]:
+        _client.token, _client.token_signature, _client.ssid = session
+        print_line(_CONNECTED)
 
 
 class SiteExecutor(Executor):  # type: ignore[misc]
