@@ -5,6 +5,7 @@ import json
 import os
 import re
 import socket
+import sqlite3
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
@@ -51,9 +52,19 @@ def replace_file(path: Path, sync: bool = True, fix: str | None = None) -> Itera
     except OSError as problem:
         with suppress(OSError):
             part.unlink()
-        full = problem.errno in (errno.ENOSPC, errno.EDQUOT)
-        fix = fix or ("free some space, then resume" if full else OTHER_FOLDER)
+        fix = fix or ("free some space, then resume" if is_disk_full(problem) else OTHER_FOLDER)
         raise RunError(f"{path}: cannot be written ({problem.strerror or problem}); {fix}") from None
+
+
+def is_disk_full(problem: BaseException | None) -> bool:
+    """Return whether an error, or the error that it was raised from, says that a disk or a user's quota is full."""
+    while problem is not None:
+        if getattr(problem, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        if getattr(problem, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+            return True
+        problem = problem.__context__
+    return False
 
 
 def sync_folder(folder: Path) -> None:

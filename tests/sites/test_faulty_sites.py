@@ -1,5 +1,6 @@
 """Sites that answer nonsense, late, twice or not at all; full disks; a server that lost its state. Without any network."""
 
+import errno
 import json
 import math
 from dataclasses import replace
@@ -10,6 +11,7 @@ import torch
 import fedmutual
 from fedmutual.engines.base import participate
 from fedmutual.errors import RunError, UserError
+from fedmutual.files import replace_file
 from fedmutual.rundir import checkpoint
 from fedmutual.rundir.file_names import LEDGER, METRICS
 from fedmutual.sites import contract as contracts
@@ -132,7 +134,8 @@ def test_a_full_disk_excludes_the_site_from_one_round_only(tmp_path, monkeypatch
 
     def write(path, *rest):
         if full[0] and "west" in str(path):
-            raise RunError(f"{path}: cannot be written (No space left on device)")
+            with replace_file(path):
+                raise OSError(errno.ENOSPC, "No space left on device")
         real(path, *rest)
 
     def watch(event):
@@ -142,7 +145,7 @@ def test_a_full_disk_excludes_the_site_from_one_round_only(tmp_path, monkeypatch
     monkeypatch.setattr(checkpoint, "write_tensors", write)
     federation.run(watch)
     assert trained_rounds(federation) == [1, 3]
-    why = "site 'west' is left out: it could not do its part; its operator reads why"  # no path leaves
+    why = "site 'west' is left out: it is paused, because its disk is full"  # no path leaves
     assert federation.notes == [f"note in round 2: {why}"]
     assert fedmutual.Run(federation["west"].folder).round == 3
 

@@ -14,7 +14,7 @@ from fedmutual.rundir.folder import is_locked, lock_folder
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.flare import executor
 from fedmutual.sites.journal import Journal
-from fedmutual.sites.protocol import WORK, Order, pack_message
+from fedmutual.sites.protocol import WORK, Order, pack_message, read_answer
 from fedmutual.user_code import plugins
 from wards import COMMON, MLPS, contract, site
 
@@ -29,7 +29,8 @@ class Context:
         self.get_root_dir = lambda: str(folder)
 
 
-def test_a_job_holds_the_lock_from_an_order_until_its_answer_is_sent(tmp_path, monkeypatch):
+def begin_job(tmp_path, monkeypatch):
+    """Return (the job of a site, FLARE's context, FLARE's workspace) after the start of the job."""
     monkeypatch.setattr(plugins, "process_rule", None)  # a site confines its process
     agreed, work = contracts.read_contract(contract(tmp_path, COMMON, MLPS)), tmp_path / "north" / "state" / "flare"
     (work / "local").mkdir(parents=True)
@@ -38,16 +39,35 @@ def test_a_job_holds_the_lock_from_an_order_until_its_answer_is_sent(tmp_path, m
     (work / "local" / "fedmutual.json").write_text(json.dumps(about))
     job, context = executor.SiteExecutor(json.dumps(agreed.record())), Context(work)
     job.handle_event("_start_run", context)
+    return job, context, work
+
+
+def make_task(round):
+    task = executor.Shareable()
+    task[executor.BODY] = pack_message(Order(WORK, round, 0), {})
+    return task
+
+
+def test_a_site_whose_disk_is_full_says_so_and_goes_on_when_there_is_space(tmp_path, monkeypatch):
+    job, context, _ = begin_job(tmp_path, monkeypatch)
+    database = job._runtime._journal._database
+    ((pages,),) = database.execute("PRAGMA page_count")
+    for most, problem in ((pages, "it is paused, because its disk is full"), (2**30, None)):
+        database.execute(f"PRAGMA max_page_count = {most}").fetchall()
+        answer = job.execute("do", make_task(0), context, None)
+        assert read_answer(answer[executor.BODY])[0].problem == problem
+    job.handle_event("_end_run", context)
+
+
+def test_a_job_holds_the_lock_from_an_order_until_its_answer_is_sent(tmp_path, monkeypatch):
+    job, context, work = begin_job(tmp_path, monkeypatch)
     for round in range(2):  # an answer that was never sent does not block the next order
-        task = executor.Shareable()
-        task[executor.BODY] = pack_message(Order(WORK, round, 0), {})
-        job.execute("do", task, context, None)
+        job.execute("do", make_task(round), context, None)
         assert is_locked(work)
     job.handle_event(executor.EventType.AFTER_SEND_TASK_RESULT, context)
     assert not is_locked(work)
     monkeypatch.setattr(executor.os, "getppid", lambda: 1)  # the process of the site has ended: nothing is trained
-    task[executor.BODY] = pack_message(Order(WORK, 2, 0), {})
-    assert executor.BODY not in job.execute("do", task, context, None)
+    assert executor.BODY not in job.execute("do", make_task(2), context, None)
     job.handle_event("_end_run", context)
     with closing(Journal(tmp_path / "north" / "state" / "wards", read_only=True)) as journal:
         assert [round for (round,) in journal.read("SELECT round FROM phases")] == [0, 1]

@@ -18,11 +18,13 @@ from fedmutual.engines.base import Reply, participate
 from fedmutual.engines.loop import receive_usable
 from fedmutual.errors import AlgorithmError, RunError, UserError, format_error
 from fedmutual.federation.experiment import Experiment
+from fedmutual.files import is_disk_full
 from fedmutual.losses import find_known
 from fedmutual.privacy.budget import BudgetExceeded
 from fedmutual.scores import LEAST_ROWS, is_disclosed
 from fedmutual.stepping import run_one_step
 
+DISK_FULL = "it is paused, because its disk is full"
 _FAILED = "it could not do its part; its operator reads why"
 Say = Callable[[str], None]
 
@@ -46,6 +48,8 @@ def describe_failure_outside(problem: Exception) -> str:
     """Return the sentence about an error that may leave the site: without data, paths and contents of the site's files."""
     if isinstance(problem, Disagreed):
         return problem.what
+    if is_disk_full(problem):
+        return DISK_FULL
     return "its privacy budget is spent" if isinstance(problem, BudgetExceeded) else _FAILED
 
 

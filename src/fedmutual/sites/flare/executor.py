@@ -27,7 +27,7 @@ from nvflare.private.defs import CellChannel, CellChannelTopic
 from nvflare.private.fed.utils.identity_utils import TokenVerifier
 
 from fedmutual.errors import RunError, UserError
-from fedmutual.files import FORMAT, write_json
+from fedmutual.files import FORMAT, is_disk_full, write_json
 from fedmutual.rundir.folder import lock_folder
 from fedmutual.sites.contract import accept_contract, check_rounds
 from fedmutual.sites.flare.access_control import PEER_TOPIC
@@ -35,6 +35,7 @@ from fedmutual.sites.flare.progress import name_lines, print_line
 from fedmutual.sites.flare.workspace import BODY, CLOCK, read_pointer, remove_job_folder
 from fedmutual.sites.leaving import note_told
 from fedmutual.sites.modules import leave_working_folders
+from fedmutual.sites.private_values import DISK_FULL
 from fedmutual.sites.protocol import MalformedMessage, SiteAnswer, pack_message, read_order
 from fedmutual.sites.schema import CLOCK_FILE, MOST_AHEAD, WORK_FOLDER
 from fedmutual.sites.site_runtime import SiteRuntime, hold_runtime
@@ -128,7 +129,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]
         self._open, self._printed_at = ExitStack(), 0.0  # the lock of the state, and the journal
         self._answering = ExitStack()  # the lock of FLARE's workspace: see `sign_out`
         self._parent = os.getppid()
-        self._next_try, self._pause = 0.0, _FIRST_PAUSE
+        self._next_try, self._pause, self._is_disk_full = 0.0, _FIRST_PAUSE, False
         self._refusals: Counter[str] = Counter()  # kind -> lines about it so far
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -157,8 +158,8 @@ class SiteExecutor(Executor):  # type: ignore[misc]
                 # the state was in use or the disk was full; no patience, because the other sites wait for this answer
                 self._try_start(fl_ctx, patience=0.0)
             if self._runtime is None:
-                problem = "it does not take part; its operator reads why"
-                return _make_answer(pack_message(SiteAnswer(read_order(content)[0], problem=problem), {}))
+                why = DISK_FULL if self._is_disk_full else "it does not take part; its operator reads why"
+                return _make_refusal(content, why)
             self._answering.close()  # of an order whose answer FLARE did not send
             lock = lock_folder(self._runtime.state / WORK_FOLDER, "ends", "start it again", patience=_PATIENCE)
             self._answering.enter_context(lock)
@@ -175,7 +176,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
         except (UserError, OSError) as fault:  # an answer that cannot be written into the ledger is not sent
             self._print_refusal("answer", str(fault))
-            return make_reply(ReturnCode.EXECUTION_EXCEPTION)
+            return _make_refusal(content, DISK_FULL) if is_disk_full(fault) else make_reply(ReturnCode.EXECUTION_EXCEPTION)
 
     def _compare_clocks(self, server_time: object, fl_ctx: FLContext) -> None:
         """Write how far the clock of the server is ahead of this host's; an order without content arrives at once."""
@@ -194,6 +195,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]
         except UserError as problem:
             self._open.close()
             print_line(f"this site does not take part: {problem}", "error")
+            self._is_disk_full = is_disk_full(problem)
             self._next_try, self._pause = time.monotonic() + self._pause, 2 * self._pause
 
     def _print_refusal(self, kind: str, line: str) -> None:
@@ -241,6 +243,11 @@ class SiteExecutor(Executor):  # type: ignore[misc]
             lost = [i for i in receivers if i not in replies or replies[i].get_return_code() != ReturnCode.OK]
             if lost:
                 print_line(f"site {', '.join(lost)} did not take the message")
+
+
+def _make_refusal(order: bytes, problem: str) -> Shareable:
+    """Return an answer that no ledger has, so a constant sentence. problem: why the site does not carry out the order."""
+    return _make_answer(pack_message(SiteAnswer(read_order(order)[0], problem=problem), {}))
 
 
 def _make_answer(body: bytes) -> Shareable:
