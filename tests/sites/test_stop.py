@@ -34,7 +34,16 @@ class Server:
 
     def status(self, name):
         outcome = self.outcomes.get(name)
-        state = outcome and {"outcome": outcome, "round": 3, "rounds": 3, "said": "", "sites": [], "in": [], "left": ""}
+        state = outcome and {
+            "outcome": outcome,
+            "round": 3,
+            "rounds": 3,
+            "said": "",
+            "sites": [],
+            "in": [],
+            "evaluators": [],
+            "left": "",
+        }
         more = {"scores": "", "bytes": {"up": 0, "down": 0}, "notes": []}
         return {"progress": state and state | more, "connected": ["north"], "stops": name in self.marked, "gone": {}}
 
@@ -120,3 +129,9 @@ def test_json_lines_of_a_job_name_its_run(monkeypatch, capsys):
     monkeypatch.delenv(JSON_LOGS)
     progress.name_lines("wards-1")
     assert JSON_LOGS not in os.environ
+
+
+def test_a_line_of_progress_does_not_miss_a_site_that_only_scores():
+    state = {"sites": ["north", "east", "west"], "in": ["north"], "evaluators": ["east"], "round": 3, "rounds": 4}
+    more = {"scores": "", "bytes": {"up": 0, "down": 0}, "outcome": "running", "left": ""}
+    assert leads._format_progress(state | more) == "round 3/4  sites north (without west)  0 B up, 0 B down"

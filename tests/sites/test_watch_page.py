@@ -27,7 +27,7 @@ from fedmutual.sites import monitor
 from fedmutual.sites.flare.progress import Outcome, ProgressFile, read_progress, write_connected
 from fedmutual.sites.journal import Journal
 from fedmutual.sites.monitor import Monitor, find_missed_rounds
-from fedmutual.sites.watch_page import Watch, WatchServer, is_trusted_host
+from fedmutual.sites.watch_page import Watch, WatchServer, _list_pictures, is_trusted_host
 from wards import COMMON, MLPS, Federation
 
 pytestmark = pytest.mark.sites
@@ -374,6 +374,12 @@ def test_the_command_prints_its_address_and_ends_at_ctrl_c(wards, tmp_path, cli)
         assert process.exitcode == 130
     finally:
         process.kill()
+
+
+def test_a_score_of_one_other_site_has_the_name_of_that_site():
+    scores = {("global", "test", "accuracy"): {"east": {1: 0.5}}}
+    labels = [[label for label, _ in next(_list_pictures(scores, name))[2]] for name in ("east", "server")]
+    assert labels == [["shared"], ["east, shared"]]
 
 
 def test_missed_rounds():

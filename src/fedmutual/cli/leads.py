@@ -173,7 +173,7 @@ def _format_progress(state: Mapping[str, Any]) -> str:
     """Return the progress of a federation as one line of text: round, sites, scores, bytes and time left or outcome."""
     from fedmutual.sites.flare.progress import Outcome
 
-    missing = sorted(set(state["sites"]) - set(state["in"]))
+    missing = sorted(set(state["sites"]) - {*state["in"], *state["evaluators"]})
     sites = f"sites {', '.join(state['in'])}" + (f" (without {', '.join(missing)})" if missing else "")
     traffic = f"{state['bytes']['up']:,} B up, {state['bytes']['down']:,} B down"
     end = state["left"] if state["outcome"] == "running" else f"{Outcome(state['outcome']).label}: {state['said']}"

@@ -152,7 +152,7 @@ def make_answer(status: int, body: str, *headers: tuple[str, str]) -> bytes:
 
 def make_page(facts: Facts, nonce: str) -> str:
     """Return the page as HTML. nonce: of the page's own style and script, the only ones that may run."""
-    own, shared = (tuple(_list_pictures(facts.get(key, {}))) for key in ("own_scores", "scores"))
+    own, shared = (tuple(_list_pictures(facts.get(key, {}), facts["name"])) for key in ("own_scores", "scores"))
     drawn, styles = _draw((*own, *shared))
     return load_page_template("watch.html.j2").render(
         facts=facts,
@@ -253,8 +253,8 @@ ScoreLines = tuple[str, str, tuple[tuple[str, tuple[tuple[int, float], ...]], ..
 """A picture before it is drawn: its title, the name of the score, and its lines as (label, ((round, value), ...))."""
 
 
-def _list_pictures(scores: Mapping[tuple[str, str, str], Any]) -> Iterator[ScoreLines]:
-    """Yield a picture of each score. scores: as `group_scores` returns them.
+def _list_pictures(scores: Mapping[tuple[str, str, str], Any], name_of_page: str) -> Iterator[ScoreLines]:
+    """Yield a picture of each score. scores: as `group_scores` returns them. name_of_page: of the site, server or lead.
 
     A line is a model of the only site; or a site; or of many sites the mean, the lowest and the highest.
     """
@@ -262,7 +262,9 @@ def _list_pictures(scores: Mapping[tuple[str, str, str], Any]) -> Iterator[Score
     for (model, data, name), lines in scores.items():
         model_name = SHORT.get(model, model)
         if len(lines) == 1:
-            pictures.setdefault((f"{data} rows", name), {})[model_name] = next(iter(lines.values()))
+            ((site, points),) = lines.items()
+            label = model_name if site == name_of_page else f"{site}, {model_name}"
+            pictures.setdefault((f"{data} rows", name), {})[label] = points
             continue
         if len(lines) > SLOTS:
             by_round = {r: [points[r] for points in lines.values() if r in points] for r in set().union(*lines.values())}
@@ -270,8 +272,8 @@ def _list_pictures(scores: Mapping[tuple[str, str, str], Any]) -> Iterator[Score
             lines = {label: {r: pick(values) for r, values in by_round.items()} for label, pick in picks.items()}
         pictures[f"{model_name} model, {data} rows", name] = lines
     for (title, name), lines in pictures.items():
-        points = tuple((label, tuple(sorted(values.items()))) for label, values in lines.items())
-        yield f"{title[:1].upper()}{title[1:]}", name, points
+        drawn = tuple((label, tuple(sorted(values.items()))) for label, values in lines.items())
+        yield f"{title[:1].upper()}{title[1:]}", name, drawn
 
 
 @lru_cache(maxsize=8)
