@@ -17,11 +17,6 @@ pytestmark = pytest.mark.run
 
 RUNS = [
     (["optimiser.lr=1"], "unknown key 'optimiser'; did you mean 'optimizer'?"),
-    (["algorithm.alpah=0.5"], "unknown key 'algorithm.alpah'; did you mean 'algorithm.alpha'?"),
-    (["algorithm.alpha=1.5"], "key 'algorithm.alpha' must be between 0 and 1, not 1.5"),
-    (["rounds=many"], "key 'rounds' must be a whole number, not \"many\""),
-    (["rounds"], "write key=value"),
-    (["algorithm.name=fmll"], "there is no algorithm 'fmll'; did you mean 'fml'?"),
     (["model.shared=lenet6"], "did you mean 'lenet5'?"),
     (["data.name=mnits"], "did you mean 'mnist'?"),
     (["model.shared=nowhere:net"], "key 'model.shared'"),

@@ -431,12 +431,22 @@ class Reliability(Record):
     decisions: dict[str, tuple[Measured | None, Measured | None]]  # by threshold its sensitivity and its specificity
 
 
-class Calibration(Record):
-    """What was fitted to a model's probabilities after training, and what other rows show of it."""
+class OfModel(Record):
+    """What was measured of a saved model after training."""
 
-    client: str | None  # None: a shared model, by the rows of all clients
+    client: str | None  # None: a shared model, on the rows of all clients
     role: str  # of the model, as in `ScoreRow.model`
     round: int  # of its weights
+
+    @property
+    def identity(self) -> tuple[str | None, str, int]:
+        """Return what identifies the model."""
+        return self.client, self.role, self.round
+
+
+class Calibration(OfModel):
+    """What was fitted to a model's probabilities after training, and what other rows show of it."""
+
     fitted_on: str  # "validation" or "holdout"
     examples: int
     temperature: Annotated[float, Field(gt=0)]  # the divisor of outputs
@@ -444,11 +454,6 @@ class Calibration(Record):
     sensitivity: float | None  # that each threshold reaches on these rows; None: no thresholds were fitted
     thresholds: dict[str, float | None] = {}  # by class or label ("3 or above"); None: all rows have it, or none
     seen: tuple[Reliability, ...] = ()
-
-    @property
-    def identity(self) -> tuple[str | None, str, int]:
-        """Return what identifies the model."""
-        return self.client, self.role, self.round
 
 
 class Calibrations(Record):
@@ -467,20 +472,12 @@ class GroupScore(NamedTuple):
     difference_interval: tuple[float, float] | None
 
 
-class Subgroups(Record):
+class Subgroups(OfModel):
     """The scores of a model on groups of the run's test rows."""
 
-    client: str | None  # None: a shared model, on the rows of all clients
-    role: str  # of the model, as in `ScoreRow.model`
-    round: int  # of its weights
     by: str  # the column whose values are the groups
     metric: Metric
     groups: dict[str, GroupScore]
-
-    @property
-    def identity(self) -> tuple[str | None, str, int]:
-        """Return what identifies the model."""
-        return self.client, self.role, self.round
 
 
 class SubgroupsFile(Record):
