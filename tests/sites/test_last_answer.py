@@ -1,6 +1,7 @@
 """A site that is told to stop between its training and its answer sends the answer first, in a bounded time."""
 
 import json
+import re
 import threading
 import time
 from contextlib import closing
@@ -48,14 +49,15 @@ def make_task(round):
     return task
 
 
-def test_a_site_whose_disk_is_full_says_so_and_goes_on_when_there_is_space(tmp_path, monkeypatch):
+def test_a_site_whose_disk_is_full_says_so_and_goes_on_when_there_is_space(tmp_path, monkeypatch, capsys):
     job, context, _ = begin_job(tmp_path, monkeypatch)
     database = job._runtime._journal._database
     ((pages,),) = database.execute("PRAGMA page_count")
-    for most, problem in ((pages, "it is paused, because its disk is full"), (2**30, None)):
+    for most, problem in (*3 * [(pages, "it is paused, because its disk is full")], (2**30, None)):
         database.execute(f"PRAGMA max_page_count = {most}").fetchall()
         answer = job.execute("do", make_task(0), context, None)
         assert read_answer(answer[executor.BODY])[0].problem == problem
+    assert len(re.findall("  round 1: .* disk is full", capsys.readouterr().out)) == 1
     job.handle_event("_end_run", context)
 
 

@@ -116,7 +116,7 @@ class SiteRuntime:
         if self.is_masked:
             check_sum_sites(self._journal, contract.sites.trainers, read_only=check_only)
         self._baseline = None if check_only else self._make_baseline()
-        self._declined = set[str]()  # reasons for declined orders since the last accepted order: each is recorded once
+        self._not_done = set[str]()  # reasons for failed orders since the last success: each is logged once
         self._public = self.experiment.make_server_state(names)  # only its names and shapes are used, which are public
         algorithm, config = self.experiment.algorithm, self.experiment.config
         sizes = MessageSizes(algorithm, self._public, names, self.is_masked)
@@ -197,10 +197,9 @@ class SiteRuntime:
 
     def list_leaves(self) -> dict[str, dict[str, tuple[str, list[int]]]]:
         """Return all tensors that may leave this site: name of the phase -> name of the tensor -> (dtype, shape)."""
-        algorithm = self.experiment.algorithm
-        if self.is_evaluator:
-            return {}
-        return list_masked_leaves(algorithm, self._public) if self.is_masked else self.experiment.list_leaves()
+        if self.is_masked and not self.is_evaluator:
+            return list_masked_leaves(self.experiment.algorithm, self._public)
+        return {} if self.is_evaluator else self.experiment.list_leaves()
 
     def carry_out(self, content: bytes) -> bytes:
         """Carry out an order, and return the answer. Only this answer leaves the site for the server.
@@ -231,24 +230,23 @@ class SiteRuntime:
                 self.say(
                     f"{order.round_name}: the server goes back, and begins attempt {order.attempt} of at most {ATTEMPTS}"
                 )
-            self._declined.clear()
             if moments is not None:
                 self._adopt_scaling(moments)
                 inbox = {name: tensor for name, tensor in inbox.items() if name != SCALING}
             reply = self._do(order, inbox, digest)
             self._journal.publish()
+            self._not_done.clear()
             return reply
         except Declined as problem:
-            is_new = str(problem) not in self._declined  # equal reasons are logged once, so that no disk fills up
-            self._declined.add(str(problem))
             why, answer = f"declined: {problem}", SiteAnswer(order, problem=str(problem))
         except Exception as problem:  # of any type: a site's own network or task may raise any error
             self._client = None  # discards changes since the last saved phase
             accused = problem.clients if isinstance(problem, Disagreed) else ()
-            is_new, why = True, describe_failure(problem)
+            why = describe_failure(problem)
             answer = SiteAnswer(order, problem=describe_failure_outside(problem), accused=accused)
         reply = pack_message(answer, {})
-        if is_new:
+        if why not in self._not_done:
+            self._not_done.add(why)
             self.say(f"{order.round_name}: {why}")
             record_sent(self._journal, answer, {}, reply, SERVER)
         return reply
@@ -415,8 +413,8 @@ class SiteRuntime:
         if self.experiment.config.records.keep_best and not self.is_evaluator:
             self._keep_best(client, evaluations, tuple(scores.values()), inbox, order.round)
         self._write_summary(order.round + 1)
-        shared = (*select_metrics(client, scores), *shared_alone)
-        return SiteAnswer(order, scores=tuple(ReleasedScore(**vars(score)) for score in shared)), {}
+        shared = (ReleasedScore(**vars(score)) for score in (*select_metrics(client, scores), *shared_alone))
+        return SiteAnswer(order, scores=tuple(shared)), {}
 
     def _keep_best(
         self, client: Client, evaluations: Sequence[EvalSpec], scores: Sequence[Score], shared: Message, round: int

@@ -22,6 +22,7 @@ from nvflare.fuel.f3.cellnet.defs import IdentityChallengeKey, MessageHeaderKey
 from nvflare.fuel.f3.cellnet.defs import ReturnCode as ReplyCode
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.cellnet.utils import new_cell_message
+from nvflare.fuel.sec.audit import AuditService
 from nvflare.lighter.utils import load_crt_chain_bytes
 from nvflare.private.defs import CellChannel, CellChannelTopic
 from nvflare.private.fed.utils.identity_utils import TokenVerifier
@@ -135,6 +136,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Start and end with the job."""
         if event_type == EventType.START_RUN:
+            AuditService.close()  # of this job, whose folder is removed; on a full disk its lines would stop each answer
             self._try_start(fl_ctx)
         elif event_type == EventType.AFTER_SEND_TASK_RESULT and self._runtime is not None:
             self._answering.close()
