@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from outside.machine import describe_machine
+from numerics_golden import machine
 
 FOLDER = Path(__file__).parent / "samples"
 COMMANDS = {
@@ -72,7 +72,7 @@ def copy(folder: Path) -> Path:
     return folder
 
 
-def read_machines() -> dict[str, dict[str, str]]:
+def read_machines() -> dict[str, str]:
     """Sample -> the machine on which it was written."""
     return json.loads(_MACHINES.read_text(encoding="utf-8")) if _MACHINES.exists() else {}
 
@@ -93,7 +93,7 @@ def write(names: list[str]) -> Iterator[Path]:
             shutil.copytree(work / name, FOLDER / name, ignore=shutil.ignore_patterns(*_DERIVED))
             _replace(FOLDER / name, str(work), PLACE)
             _replace(FOLDER / name, sys.prefix, "@PYTHON@")
-            machines = json.dumps(read_machines() | {name: describe_machine()}, indent=1, sort_keys=True)
+            machines = json.dumps(read_machines() | {name: machine()}, indent=1, sort_keys=True)
             _MACHINES.write_text(machines + "\n", encoding="utf-8")
             yield FOLDER / name
 

@@ -6,9 +6,9 @@ import shutil
 import torch
 from safetensors.torch import load_file
 
+from numerics_golden import machine
 from outside import samples
 from outside.internals import run_sites
-from outside.machine import describe_machine
 
 SITES = ("north", "south")
 
@@ -61,7 +61,7 @@ def assert_same(sample, actual, expected):
     Rounding may switch a unit of ReLU on or off, and then all weights of its step differ: so the networks and optimisers of
     each file are compared as wholes, by the norm of their difference.
     """
-    if samples.read_machines()[sample] == describe_machine():
+    if samples.read_machines()[sample] == machine():
         assert_equal(actual, expected)
         return
     assert actual.keys() == expected.keys()
