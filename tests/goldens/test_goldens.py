@@ -26,6 +26,8 @@ FILES = {
     "resume/tuned": ("terminal.txt", "page.txt", "tables.csv"),
 }
 """Way of reading and folder -> the outputs."""
+EQUAL = {f"resume/tuned/{file}": f"report/tuned/{file}" for file in ("page.txt", "tables.csv")}
+"""Output -> the output whose file it has: a command that is given again writes the page that `report` writes."""
 CASES = [pytest.param(way, file, id=f"{way}-{file}") for way, files in FILES.items() for file in files]
 _made: dict[str, readings.Outputs] = {}  # what this process has read already
 
@@ -45,7 +47,8 @@ def read(way, cli, out, monkeypatch):
 
 @pytest.mark.parametrize(("way", "file"), CASES)
 def test_a_folder_is_read_as_before(way, file, cli, tmp_path, monkeypatch):
-    now, path = read(way, cli, tmp_path, monkeypatch)[file], OUTPUTS / way / file
+    name = f"{way}/{file}"
+    now, path = read(way, cli, tmp_path, monkeypatch)[file], OUTPUTS / EQUAL.get(name, name)
     if os.environ.get("RECORD"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(now, encoding="utf-8")
@@ -62,7 +65,7 @@ def test_a_sweep_has_no_report(cli, tmp_path, monkeypatch):
 
 def test_each_folder_has_each_output():
     committed = {path.relative_to(OUTPUTS).as_posix() for path in OUTPUTS.rglob("*") if path.is_file()}
-    assert committed == {f"{way}/{file}" for way, files in FILES.items() for file in files}
+    assert committed == {f"{way}/{file}" for way, files in FILES.items() for file in files} - EQUAL.keys()
     assert {path.name for path in FOLDERS.iterdir()} == set(NAMES)
     assert {way.split("/")[1] for way in FILES} == set(NAMES)
 
