@@ -58,10 +58,7 @@ def run_here(clients: int, share: int) -> dict[str, Any]:
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        rng = np.random.default_rng(0)
-        arrays = {f"x{part}": rng.normal(size=(n, FEATURES)).astype(np.float32) for part, n in _count_rows(clients).items()}
-        arrays |= {f"y{part}": np.arange(n) % CLASSES for part, n in _count_rows(clients).items()}
-        np.savez(folder / "noise.npz", **arrays)
+        np.savez(folder / "noise.npz", **_draw_noise(clients))
         config = parse_config(
             {
                 "name": "growth",
@@ -102,8 +99,11 @@ def run_here(clients: int, share: int) -> dict[str, Any]:
     }
 
 
-def _count_rows(clients: int) -> dict[str, int]:
-    return {"": clients * ROWS, "_test": max(clients, CLASSES)}
+def _draw_noise(clients: int) -> dict[str, Any]:
+    """Return the training rows of all clients and the test rows."""
+    rng, rows = np.random.default_rng(0), {"": clients * ROWS, "_test": max(clients, CLASSES)}
+    inputs = {f"x{part}": rng.normal(size=(n, FEATURES)).astype(np.float32) for part, n in rows.items()}
+    return inputs | {f"y{part}": np.arange(n) % CLASSES for part, n in rows.items()}
 
 
 def draw(rows: list[dict[str, Any]], pages: dict[int, float]) -> None:

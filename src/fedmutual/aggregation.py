@@ -16,9 +16,9 @@ Integer and boolean tensors are no updates: they stay as the server sent them.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 
 import torch
 from torch import Tensor
@@ -34,6 +34,21 @@ HEAVIEST = 2**WEIGHT_BITS  # the largest n_k
 LARGEST = int(LIMIT) << FRACTION_BITS  # the largest integer of one update, weighted or not
 _PIECE = 2**20  # elements of a tensor that are sorted at once, over all replies
 _ROUNDING = 1e-9  # 0.29 * 100 is below 29
+
+
+@dataclass(frozen=True)
+class FixedTotal(Total):
+    """A sum in fixed point."""
+
+    words: Tensor  # int64 [N], as `encode_update`
+    weighted: bool = False  # whether each update was multiplied by the client's n_k
+
+
+@dataclass(frozen=True)
+class FloatTotal(Total):
+    """A sum in floating point, already divided."""
+
+    mean: Message
 
 
 @dataclass(frozen=True)
@@ -62,7 +77,9 @@ class Aggregation:
             Unusable: a reply cannot be summed in fixed point.
             RunError: as `average_total`.
         """
-        if isinstance(replies, Total):
+        if isinstance(replies, FloatTotal):
+            return replies.mean
+        if isinstance(replies, FixedTotal):
             return average_total(replies, base or {})
         if self.sum == "fixed":
             return fixed_mean(replies, weights, base or {})
@@ -79,11 +96,60 @@ def mean(replies: Mapping[str, Message], weights: Mapping[str, float] | None = N
     Raises:
         ValueError: there are no replies, or two of them hold different names.
     """
-    ids = _alike(replies, "mean")
-    return {
-        name: _mean([replies[i][name] for i in ids], None if weights is None else [weights[i] for i in ids])
-        for name in replies[ids[0]]
-    }
+    running = RunningMean(_alike(replies, "mean"))
+    for sender, reply in replies.items():
+        running.add(sender, reply, 1.0 if weights is None else weights[sender])
+    return running.finish().mean
+
+
+class RunningMean:
+    """The mean of replies that are added as they come, and of which only the first is kept.
+
+    The order of arrival changes no bit: a reply waits until those of all senders before it, in sorted order, are added.
+    """
+
+    def __init__(self, senders: Iterable[str]) -> None:
+        self._due, self._waiting = deque(sorted(senders)), dict[str, tuple[Message, float]]()
+        self._added, self._first, self._sums, self._weight = list[str](), Message(), Message(), 0.0
+
+    def add(self, sender: str, reply: Message, weight: float = 1.0) -> None:
+        """Add the reply of one of the senders; an empty reply has no part in the mean."""
+        self._waiting[sender] = reply, weight
+        while self._due and self._due[0] in self._waiting:
+            self._add_next()
+
+    def finish(self) -> FloatTotal:
+        """Return the mean of the replies that came."""
+        while self._due:
+            self._add_next()
+        mean = {}
+        for name, first in self._first.items():
+            real, total = _view_as_real(first), self._sums[name]
+            value = (total / self._weight).to(real.dtype) if real.is_floating_point() else total
+            mean[name] = torch.view_as_complex(value) if first.is_complex() else value
+        return FloatTotal(tuple(self._added), mean)
+
+    def _add_next(self) -> None:
+        """Add the reply of the next sender, if it came, in double precision: little rounding."""
+        sender = self._due.popleft()
+        reply, weight = self._waiting.pop(sender, ({}, 0.0))
+        if not reply:
+            return
+        self._first = self._first or reply
+        self._added.append(sender)
+        self._weight += weight
+        for name, tensor in reply.items():
+            real = _view_as_real(tensor)
+            if not real.is_floating_point():
+                self._sums[name] = torch.maximum(self._sums.get(name, real), real)
+                continue
+            if name not in self._sums:
+                self._sums[name] = torch.zeros_like(real, dtype=torch.float64)
+            self._sums[name].add_(real, alpha=weight)
+
+
+def _view_as_real(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def fixed_mean(replies: Mapping[str, Message], weights: Mapping[str, float] | None, base: Message) -> Message:
@@ -108,7 +174,7 @@ def fixed_mean(replies: Mapping[str, Message], weights: Mapping[str, float] | No
             flaws[sender] = str(problem)
     if flaws:
         raise Unusable(flaws)
-    return _add_mean(Total(tuple(replies), total, weights is not None), base, first)
+    return _add_mean(FixedTotal(tuple(replies), total, weights is not None), base, first)
 
 
 def encode_update(reply: Message, base: Message, weight: float | None = None) -> Tensor:
@@ -140,7 +206,7 @@ def encode_update(reply: Message, base: Message, weight: float | None = None) ->
     return torch.cat([*words, torch.tensor([] if weight is None else [int(weight)], dtype=torch.int64)])
 
 
-def average_total(total: Total, base: Message) -> Message:
+def average_total(total: FixedTotal, base: Message) -> Message:
     """Return the server's next message from the sum of all updates. base: the message that the clients were sent.
 
     Raises:
@@ -156,12 +222,12 @@ def average_total(total: Total, base: Message) -> Message:
     return _add_mean(total, base, base)
 
 
-def _split_words(total: Total) -> tuple[Tensor, int]:
+def _split_words(total: FixedTotal) -> tuple[Tensor, int]:
     """Return the sum of the updates [N], and the number of clients, or where updates are weighted the sum of their n_k."""
     return (total.words[:-1], int(total.words[-1])) if total.weighted else (total.words, len(total))
 
 
-def _add_mean(total: Total, base: Message, like: Message) -> Message:
+def _add_mean(total: FixedTotal, base: Message, like: Message) -> Message:
     """Return base plus the mean of the updates, in the shapes and dtypes of `like`."""
     updates, weight = _split_words(total)
     unit = 2.0 ** ((WEIGHT_BITS if total.weighted else 0) - FRACTION_BITS)
@@ -218,19 +284,6 @@ def _alike(replies: Mapping[str, Message], what: str) -> list[str]:
         if replies[other].keys() != replies[ids[0]].keys():
             raise ValueError(f"{other!r} and {ids[0]!r} answered with different names")
     return ids
-
-
-def _mean(tensors: Sequence[Tensor], weights: Sequence[float] | None) -> Tensor:
-    """Return the mean, summed reply by reply in double precision: no second copy of all replies, and little rounding."""
-    first = tensors[0]
-    if first.is_complex():
-        return torch.view_as_complex(_mean(list(map(torch.view_as_real, tensors)), weights))
-    if not first.is_floating_point():
-        return reduce(torch.maximum, tensors[1:], first.clone())
-    total = torch.zeros_like(first, dtype=torch.float64)
-    for number, tensor in enumerate(tensors):
-        total.add_(tensor, alpha=1.0 if weights is None else weights[number])
-    return (total / (len(tensors) if weights is None else sum(weights))).to(first.dtype)
 
 
 def _trimmed_tensor(tensors: Sequence[Tensor], cut: int) -> Tensor:

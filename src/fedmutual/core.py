@@ -154,18 +154,16 @@ def find_head(net: nn.Module) -> nn.Linear | None:
 
 @dataclass(frozen=True)
 class Total(Mapping[str, Message]):
-    """The sum of the replies of several clients, in place of their replies: nobody knows a single reply of a masked sum.
+    """The sum of the replies of several clients, in place of their replies, which are masked, or not kept.
 
     `Phase.receive` passes a total unread to `aggregate`, or to the `receive` of its base class.
     """
 
     names: tuple[str, ...]  # of the clients
-    words: Tensor  # int64 [N], as `aggregation.encode_update`
-    weighted: bool = False  # whether each update was multiplied by the client's n_k
 
     def __getitem__(self, name: str) -> Message:
         """Raise TypeError."""
-        raise TypeError("the replies are masked, and only their sum is known: pass `replies` to self.aggregate as they are")
+        raise TypeError("only the sum of the replies is known: pass `replies` to self.aggregate as they are")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)
@@ -434,6 +432,10 @@ class Phase(abc.ABC):
         The tensors are not copied: the privacy boundary identifies each tensor by its storage before it copies it.
         """
         return {}
+
+    def weigh_reply(self, reply: Message) -> tuple[Message, float] | None:
+        """Return (the model of a reply, its weight) if `receive` needs only the mean of the models; None: all replies."""
+        return None
 
     def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
         """Return the next server state. replies: from the participants that answered; may be empty, or a `Total`.

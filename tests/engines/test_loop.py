@@ -1,13 +1,17 @@
 """The rounds: who takes part, what a start is, what stops a run, what BatchNorm and frozen parts do."""
 
+import weakref
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
+from fedmutual.aggregation import Aggregation
 from fedmutual.algorithms import FML, FedAvg, Independent
 from fedmutual.core import Algorithm, Diverged
+from fedmutual.engines import base
+from fedmutual.engines.base import participate
 from fedmutual.engines.loop import draw_participants
 from fedmutual.events import Failed, Finished, PhaseDone, RoundDone, Started
 from fedmutual.federation.evaluation import score
@@ -188,3 +192,20 @@ def test_large_examples_are_scored_a_few_at_a_time(shape, parts):
     scores = score(Sees(), Rows(x, (first < 0).long()), Classification(), "0", pytest.fail)
     assert batch_sizes == parts
     assert (scores["examples"], scores["accuracy"]) == (n, 1.0)
+
+
+@pytest.mark.parametrize(("rule", "kept"), [("mean", 3), ("median", 12)])  # the first, the one before, and the new one
+def test_a_round_keeps_no_reply_of_a_mean(rule, kept, monkeypatch):
+    """In the order in which the engine sends messages, which is the mean's: "10" before "2"."""
+    replies, most = [], [0]
+
+    def watch(*args):
+        reply = participate(*args)
+        replies.append(weakref.ref(reply.message["0.weight"]))
+        most[0] = max(most[0], sum(one() is not None for one in replies))
+        return reply
+
+    monkeypatch.setattr(base, "participate", watch)
+    algorithm = FML(aggregate=Aggregation(rule=rule), **E).algorithm()
+    federation(algorithm, [client(str(i), algorithm) for i in range(12)], rounds=1)
+    assert most[0] == kept

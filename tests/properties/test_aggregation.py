@@ -12,10 +12,21 @@ from hypothesis import strategies as st
 from scipy.stats import trim_mean
 
 from fedmutual import aggregation
-from fedmutual.aggregation import FRACTION_BITS, HEAVIEST, LIMIT, Aggregation, encode_update, mean, median, trimmed_mean
+from fedmutual.aggregation import (
+    FRACTION_BITS,
+    HEAVIEST,
+    LIMIT,
+    Aggregation,
+    FixedTotal,
+    RunningMean,
+    encode_update,
+    mean,
+    median,
+    trimmed_mean,
+)
 from fedmutual.algorithms import FML, FedAvg
 from fedmutual.algorithms.fedavg import N_K
-from fedmutual.core import At, Message, Total, Unusable
+from fedmutual.core import At, Message, Unusable
 from fedmutual.settings import MOST_SUMMED
 
 FIXED = Aggregation(sum="fixed")
@@ -200,14 +211,14 @@ def test_the_mean_of_a_total_has_the_bits_of_the_mean_of_its_replies(phase) -> N
     base, replies = draw(0), {name: draw(seed) for seed, name in enumerate("abc", 1)}
     sizes = {"a": 5, "b": 1, "c": 70} if N_K in phase.leaves(base) else {}
     words = torch.stack([encode_update(reply, base, sizes.get(i)) for i, reply in replies.items()]).sum(0)
-    total = Total(tuple(replies), words, weighted=bool(sizes))
+    total = FixedTotal(tuple(replies), words, weighted=bool(sizes))
     known = {i: reply | ({N_K: torch.tensor(sizes[i])} if sizes else {}) for i, reply in replies.items()}
     assert same(phase.receive(base, total, AT), replace(phase, aggregate=FIXED).receive(base, known, AT))
 
 
 def test_a_total_shows_no_reply() -> None:
-    with pytest.raises(TypeError, match="only their sum is known"):
-        dict(Total(("a", "b"), torch.zeros(1, dtype=torch.int64)).items())
+    with pytest.raises(TypeError, match="only the sum of the replies is known"):
+        dict(FixedTotal(("a", "b"), torch.zeros(1, dtype=torch.int64)).items())
 
 
 def test_the_dtype_of_the_reply_and_the_counter_of_the_server_stay() -> None:
@@ -283,3 +294,19 @@ def test_phases_sum_updates_of_what_they_sent(phase) -> None:
     assert phase.receive(server, replies, AT)["w"].item() == pytest.approx(1 + 0.25 / 3, abs=2**-23)
     far = {**replies, "c": {"w": torch.tensor([1.0 + 2 * LIMIT]), **count}}
     assert phase.receive(server, far, AT)["w"].item() == pytest.approx(1 + (0.5 + LIMIT) / 3, rel=2**-23)
+
+
+@given(st.permutations("abcdef"), st.sets(st.sampled_from("abcdef"), min_size=1), st.booleans())
+def test_a_running_mean_has_the_bits_of_the_mean_in_any_order_of_arrival(arrival, came, weighted: bool) -> None:
+    replies = {name: draw(seed) for seed, name in enumerate("abcdef") if name in came}
+    weights = {name: 1.0 + ord(name) for name in replies} if weighted else None
+    running = RunningMean("abcdef")
+    for name in (name for name in arrival if name in came):
+        running.add(name, replies[name], weights[name] if weights else 1.0)
+    total = running.finish()
+    assert total.names == tuple(sorted(came))
+    for name in (k for k, v in draw(0).items() if v.is_floating_point()):  # by hand: in sorted order, in double precision
+        summed = sum(replies[i][name].double() * (weights[i] if weights else 1.0) for i in sorted(came))
+        by_hand = (summed / (sum(weights.values()) if weights else len(came))).float()
+        assert torch.equal(total.mean[name], by_hand)
+    assert total.mean["norm.num_batches_tracked"] == max(r["norm.num_batches_tracked"] for r in replies.values())

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from fedmutual.algorithms import ALGORITHMS
 from fedmutual.algorithms.fedavg import FedAvg
-from fedmutual.sites.secure_sum.fixed_point import is_summable
+from fedmutual.algorithms.fork import is_summable
 
 SUMMABLE = {
     "apfl",
@@ -36,6 +36,16 @@ class OtherServer(FedAvg):
         return server
 
 
+class Mixin:
+    def receive(self, server, replies, at):
+        return server
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixedServer(Mixin, FedAvg):
+    pass
+
+
 @dataclass(frozen=True, kw_only=True)
 class DeclaredServer(OtherServer):
     sum_ready: ClassVar[bool] = True
@@ -50,4 +60,9 @@ def test_algorithms_that_average_a_shared_model_are_summable() -> None:
 
 
 def test_a_subclass_with_another_receive_declares_again_that_it_is_summable() -> None:
-    assert [is_summable(kind()) for kind in (OtherLoss, OtherServer, DeclaredServer)] == [True, False, True]
+    assert [is_summable(kind()) for kind in (OtherLoss, OtherServer, MixedServer, DeclaredServer)] == [
+        True,
+        False,
+        False,
+        True,
+    ]

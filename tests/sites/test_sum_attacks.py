@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedmutual.aggregation import HEAVIEST, LARGEST, Aggregation, fixed_mean
+from fedmutual.aggregation import HEAVIEST, LARGEST, Aggregation, FixedTotal, fixed_mean
 from fedmutual.algorithms.fedavg import N_K
-from fedmutual.core import Total
 from fedmutual.errors import RunError
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.protocol import WORK, Order, pack_message, read_answer
@@ -22,7 +21,7 @@ SITES = ("ash", "birch", "cedar")
 
 def apply_total(*words, weighted=False):
     total = np.array([word % 2**64 for word in words], np.uint64)
-    return Aggregation()(Total(SITES, torch.from_numpy(total.view(np.int64)), weighted), base=MODEL)
+    return Aggregation()(FixedTotal(SITES, torch.from_numpy(total.view(np.int64)), weighted), base=MODEL)
 
 
 def test_the_largest_possible_sum_is_applied():

@@ -54,6 +54,11 @@ class FedAvg(Fork):
         count = {N_K: torch.tensor(len(client.data["private"]))} if self.weighs else {}
         return super().end(client, at) | count
 
+    def weigh_reply(self, reply: Message) -> tuple[Message, float] | None:
+        """Return the model and n_k if it was sent, else 1; None as `Fork.weigh_reply`."""
+        weighed = super().weigh_reply(reply)
+        return weighed and ({k: v for k, v in reply.items() if k != N_K}, float(reply.get(N_K, 1.0)))
+
     def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
         """Return the mean of the received models, or the result of the rule of `[server]`.
 
@@ -62,7 +67,7 @@ class FedAvg(Fork):
         """
         if not replies:
             return server
-        if isinstance(replies, Total):  # weighted at the clients
+        if isinstance(replies, Total):  # weighted already
             return self.aggregate(replies, base=server)
         models = {i: {k: v for k, v in reply.items() if k != N_K} for i, reply in replies.items()}
         weights = {i: float(reply[N_K]) for i, reply in replies.items()} if self.weighs else None

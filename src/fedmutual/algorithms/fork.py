@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from fedmutual.aggregation import Aggregation
 from fedmutual.algorithms.local import LocalEpochs
-from fedmutual.core import At, Client, Message
+from fedmutual.core import At, Client, Message, Phase
 from fedmutual.optimizers import reset_state
 
 SERVER_STEP = "the share of the way to the mean of the clients' weights that the server moves"
@@ -25,7 +25,8 @@ class Fork(LocalEpochs):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if {"send", "leaves", "receive"} & vars(cls).keys():
+        parent = next(base for base in cls.__mro__[1:] if issubclass(base, Fork))
+        if any(getattr(cls, hook) is not getattr(parent, hook) for hook in ("send", "leaves", "receive")):  # or of a mixin
             cls.sum_ready = vars(cls).get("sum_ready", False)
 
     def begin(self, client: Client, inbox: Message, at: At) -> Message:
@@ -38,6 +39,10 @@ class Fork(LocalEpochs):
         state = client.nets["meme"].state_dict()
         return {k: state[k] for k in client.shared}
 
+    def weigh_reply(self, reply: Message) -> tuple[Message, float] | None:
+        """Return the model and its weight 1; None with another rule, or with a `receive` that may read the replies."""
+        return (reply, 1.0) if is_summable(self) and self.aggregate == Aggregation() else None
+
     def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
         """Return the unweighted mean of the memes, or the result of the rule of `[server]`; row counts are not sent.
 
@@ -45,6 +50,11 @@ class Fork(LocalEpochs):
             Unusable: a reply cannot be summed in fixed point (server.sum = "fixed").
         """
         return self.aggregate(replies, base=server) if replies else server
+
+
+def is_summable(phase: Phase) -> bool:
+    """Return whether a sum can replace the replies of a phase."""
+    return isinstance(phase, Fork) and phase.sum_ready
 
 
 def copy_shared(client: Client, net: str, inbox: Message) -> None:

@@ -52,6 +52,10 @@ class Federation:
     digests: Mapping[str, str] = field(default_factory=dict)  # by client: of the examples, as stored, that its rows are of
     statistics: Statistics | None = None  # of all training rows, where they were summed (data.mean = "federated")
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for another process, which needs of the record only the names of the clients."""
+        return self.__dict__ | {"partition": {"clients": dict.fromkeys(self.partition["clients"])}}
+
     @property
     def space(self) -> Space:
         """The space of the first client: the space of all clients, unless they have data of their own."""

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import torch
 
+from fedmutual.aggregation import RunningMean
 from fedmutual.core import At, Message, Phase, Spec, Total, Unusable, Work
 from fedmutual.cpu import compute_on_cpu
 from fedmutual.engines.base import Engine, Replies, ScoreOrder, Simulation, check_state, make_user_error
@@ -143,6 +144,7 @@ def _exchange(
         declared = phase.leaves(server)
         inboxes = {i: phase.send(server, i, at) for i in participants}
         messages: dict[str, Message] = {}
+        mean = RunningMean(participants)
         total: Total | None = None
         losses: Train = {}
         works: dict[str, Work] = {}
@@ -154,15 +156,22 @@ def _exchange(
                 total = answer
                 continue
             i, reply = answer
-            if reply.message or not declared:
+            if weighed := phase.weigh_reply(reply.message):
+                with compute_on_cpu():
+                    mean.add(i, *weighed)
+            elif reply.message or not declared:
                 messages[i] = reply.message
             losses[i] = reply.train
             if reply.work is not None:
                 works[i] = reply.work
             up[i], down[i] = reply.up or count_bytes(reply.message), reply.down or down[i]
             report(Replied(round + 1, name, i, len(losses), len(participants)))
-        in_order = {i: messages[i] for i in participants if i in messages}  # the order of arrival has no effect
-        replies = in_order if total is None else total
+        replies: Mapping[str, Message] = {i: messages[i] for i in participants if i in messages}  # not the order of arrival
+        if total is not None:
+            replies = total
+        elif phase.weigh_reply({}):
+            with compute_on_cpu():
+                replies = mean.finish()
         values = {"bench": plan.bench, "clients": len(plan.clients)}  # a client's copy of a phase never has these
         names = {f.name for f in fields(phase) if f.metadata.get("from") == "run"} if is_dataclass(phase) else ()
         servers = replace(phase, **{k: v for k, v in values.items() if k in names}) if names else phase

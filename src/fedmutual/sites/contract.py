@@ -12,6 +12,7 @@ from typing import Any
 
 import fedmutual
 from fedmutual import tasks
+from fedmutual.algorithms.fork import is_summable
 from fedmutual.algorithms.peers import is_peer_to_peer
 from fedmutual.calling import Shapes, find_image_shape
 from fedmutual.config import (
@@ -46,7 +47,6 @@ from fedmutual.sites.schema import (
     SiteFile,
     SitesTable,
 )
-from fedmutual.sites.secure_sum.fixed_point import is_summable
 from fedmutual.sites.secure_sum.messages import LEAST_SITES, MOST_SITES, find_threshold
 from fedmutual.sites.statistics import SumStatistics
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fedmutual import tasks
+from fedmutual.aggregation import FixedTotal
 from fedmutual.algorithms.peers import make_agreed_state
 from fedmutual.calling import Inputs, Shapes
 from fedmutual.config.keys import FEDERATED
@@ -133,7 +134,7 @@ class Coordinator:
         at = At(config.seed, -1, config.rounds, 0)
         answers = list(engine.train(phase, at, {i: {} for i in sites}, phase.leaves({})))
         replies = {answer[0]: answer[1] for answer in answers if not isinstance(answer, Total)}
-        words = [answer.words for answer in answers if isinstance(answer, Total)]
+        words = [answer.words for answer in answers if isinstance(answer, FixedTotal)]
         words += [reply.message[SUMS] for reply in replies.values() if reply.message]
         try:
             statistics = read_sums(layout, add_sums(tensor.numpy() for tensor in words))

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
+from fedmutual.aggregation import FixedTotal
 from fedmutual.algorithms.agree import Compare
 from fedmutual.algorithms.fedavg import N_K
 from fedmutual.algorithms.peers import is_peer_to_peer
 from fedmutual.boundary import Refused, release_metrics
-from fedmutual.core import At, Message, Phase, Spec, Total
+from fedmutual.core import At, Message, Phase, Spec
 from fedmutual.engines.base import ClientScores, Engine, Replies, Reply, ScoreOrder
 from fedmutual.engines.loop import Paused, count_bytes
 from fedmutual.federation.evaluation import SITE_SCORES
@@ -148,7 +149,7 @@ class SitesEngine(Engine):
         for i in opened.present:
             losses = trained[i].train if i in trained else {}
             yield i, Reply({}, losses, up[i], down[i] + count_bytes(inboxes[i] | self.scaling))
-        yield Total(opened.present, torch.from_numpy(total.view(np.int64)), is_weighted(phase))
+        yield FixedTotal(opened.present, torch.from_numpy(total.view(np.int64)), is_weighted(phase))
 
     def _collect(self, phase: Phase, orders: Mapping[str, tuple[Order, Message]], declared: Spec) -> PhaseOutcome:
         """Send the orders of a phase, and return the results. declared: all that an answer may hold."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from torch import nn
 
 from fedmutual.algorithms import ALGORITHMS
+from fedmutual.algorithms.fork import is_summable
 from fedmutual.algorithms.peers import make_agreed_state, make_proxy_state
 from fedmutual.algorithms.registry import METHODS
 from fedmutual.config.keys import find_table, list_effects
@@ -15,7 +16,6 @@ from fedmutual.config.schema import Config, ServerConfig
 from fedmutual.core import Algorithm, Message
 from fedmutual.sites import schema
 from fedmutual.sites.schema import SITE_KEYS, ServerTable, SiteFile, SitesTable
-from fedmutual.sites.secure_sum.fixed_point import is_summable
 
 _HEAD = """## FEDERATION.toml
 

@@ -5,16 +5,10 @@ import torch
 
 from fedmutual.aggregation import encode_update
 from fedmutual.algorithms.fedavg import N_K
-from fedmutual.algorithms.fork import Fork
 from fedmutual.core import Algorithm, Message, Phase
 from fedmutual.sites.secure_sum.masks import Words
 from fedmutual.sites.secure_sum.messages import WORDS
 from fedmutual.sites.statistics import SUMS, SumStatistics
-
-
-def is_summable(phase: Phase) -> bool:
-    """Return whether a secure sum can replace the mean of a phase's replies."""
-    return isinstance(phase, Fork) and phase.sum_ready
 
 
 def is_weighted(phase: Phase) -> bool:
