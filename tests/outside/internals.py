@@ -47,31 +47,6 @@ def run_sites(file: Path, sites: Mapping[str, Path], server: Path) -> dict[str, 
     return {name: half.folder for name, half in halves.items()}
 
 
-def write_sites(
-    folder: Path, algorithm: Mapping[str, Any], has_public: bool
-) -> tuple[Path, dict[str, Path], dict[str, Any]]:
-    """Write the files of a federation of three real sites, each with a third of the digits.
-
-    has_public: each site gives examples to a public seed set.
-
-    Returns FEDERATION.toml, the site.toml of each, and the tables of the same experiment in one process.
-    """
-    import wards
-
-    common = (wards.SEEDED if has_public else wards.COMMON) | {"algorithm": dict(algorithm), "rounds": 2}
-    common |= {"share": {"metrics": "all"}}  # the scores of one process are compared with those of the server
-    if has_public:
-        file, sites = wards.seeded(folder, common)
-    else:
-        sites = wards.with_data(folder)
-        if algorithm["name"] in ("fedavg", "fedprox"):  # these have no personal networks
-            sites = {name: {key: value for key, value in tables.items() if key != "model"} for name, tables in sites.items()}
-        file = wards.contract(folder, common, sites)
-    place = {"public": {"folder": str(folder / "public")}} if has_public else {}
-    files = {name: wards.site(folder, name, tables, **place) for name, tables in sites.items()}
-    return file, files, wards.together(common, sites)
-
-
 def planned_jobs(cell: str, seeds: Iterable[int], rounds: int | None, changed: Mapping[str, Any]) -> Iterator[Any]:
     """What `fedmutual reproduce` plans for a cell of the committed experiments: a job for each run.
 

@@ -68,6 +68,9 @@ def test_a_rule_where_nothing_is_averaged_is_refused(tmp_path, server):
 
 
 METHODS = {  # without public data, which tests of their own have
+    "fedavg": {},
+    "fedprox": {},
+    "independent": {},
     "fedavg-ft": {"tune_every": 2},
     "ditto": {},
     "apfl": {"adaptive": True},
@@ -88,7 +91,7 @@ METHODS = {  # without public data, which tests of their own have
     "fedkd": {},
     "proxyfl": {},
 }
-ALIKE = ("fedavg-ft", "ditto", "apfl", "fedala", "pfedme", "fedgh")
+ALIKE = ("fedavg", "fedprox", "fedavg-ft", "ditto", "apfl", "fedala", "pfedme", "fedgh")
 
 
 def of_method(name):
