@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from fedmutual.errors import shorten_error
 
@@ -64,10 +64,10 @@ class Graphs:
         The first work with a key and with these shapes runs as it is, so that libraries prepare themselves; the second is
         captured. Work that cannot be captured always runs as it is.
 
-        key: of the work, without its inputs. inputs: a tree of tensors.
+        key: of the work, without its inputs. inputs: a tree of tensors, of one structure for each key and number of tensors.
         """
         given, tree = tree_flatten(inputs)
-        key = key, str(tree), tuple((t.shape, t.stride(), t.dtype) for t in given)
+        key = key, tuple((t.shape, t.stride(), t.dtype) for t in given)
         if key not in self._replays:
             self._replays[key] = None
             return _run_on_own_stream(partial(work, inputs))
@@ -80,7 +80,7 @@ class Graphs:
         """Return a function that runs the work on other inputs like the given ones."""
         fixed, copied = [t.detach().clone() for t in given], [(t, t._version) for t in given]
         try:
-            run = self._capture(lambda: work(tree_unflatten(fixed, tree)))
+            run = self._capture(lambda: tree_flatten(work(tree_unflatten(fixed, tree))))
         except RuntimeError as problem:
             self._remarks.append(f"engine.graphs has no effect here: a step cannot be captured ({shorten_error(problem)})")
             return lambda tensors: work(tree_unflatten(tensors, tree))
@@ -91,7 +91,8 @@ class Graphs:
                 if tensor is not source or tensor._version != version:  # the constants of a phase are copied once
                     fixed[n].copy_(tensor)
                     copied[n] = tensor, tensor._version
-            return tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, run())
+            leaves, of_output = run()
+            return tree_unflatten([v.clone() if isinstance(v, Tensor) else v for v in leaves], of_output)
 
         return replay
 

@@ -155,10 +155,11 @@ class Steps:
     def take(self, most: int | None = None) -> None:
         """Take all steps, or at most `most` steps."""
         steps, describe, gather = draw_batches(self._parts)
+        counting = [stack for stack in self._stacks.values() if stack.counts]
         for batches in islice(steps, most):
             groups: dict[Any, list[int]] = {}  # equal batch shapes, and equal step counts of their optimisers
             for i, batch in batches.items():
-                counts = tuple(stack.count_steps(self._numbers[i]) for stack in self._stacks.values())
+                counts = tuple(stack.count_steps(self._numbers[i]) for stack in counting)
                 groups.setdefault((tuple(map(describe, batch)), counts), []).append(i)
             for members in groups.values():
                 self._step(members, [gather(rows) for rows in zip(*(batches[i] for i in members), strict=True)])

@@ -47,7 +47,7 @@ class Stack:
 
     The tensors of the clients' own nets are views of the stack, so a step on the stack changes the nets. `skeleton` is a
     copy of the net for calls under vmap, `params` are the trained parameters by name, `rest` are the frozen parameters and
-    the buffers, and `count` is K.
+    the buffers, `count` is K, and `counts` is whether the optimiser reads how many steps a parameter took.
     """
 
     def __init__(self, clients: Sequence[Client], net: str) -> None:
@@ -62,7 +62,7 @@ class Stack:
             for name, tensor in (*net_of_client.named_parameters(), *net_of_client.named_buffers()):
                 tensor.data = (self.params.get(name, self.rest.get(name))).detach()[number]  # type: ignore[union-attr]
         optimizer = clients[0].optimizers[net]
-        self._counts = not isinstance(optimizer, torch.optim.SGD)  # Adam counts each parameter's steps
+        self.counts = not isinstance(optimizer, torch.optim.SGD)  # Adam counts each parameter's steps
         self._lr = _make_rate(optimizer, self.device)
         self._steps: list[dict[str, int]] = [{} for _ in clients]  # of parameters that were stepped
         self._common: Optimizer | None = None
@@ -84,7 +84,7 @@ class Stack:
 
     def can_capture(self, rows: StackRows) -> bool:
         """Return whether a CUDA graph can hold a step of these clients: the step reads its rate and counts from tensors."""
-        return self.rate is None and (self._has_only(rows) or not self._counts)
+        return self.rate is None and (self._has_only(rows) or not self.counts)
 
     def set_rate(self, lr: float) -> None:
         """Set the learning rate of all clients' further steps."""
@@ -95,7 +95,7 @@ class Stack:
 
     def count_steps(self, number: int) -> tuple[int, ...]:
         """Return a client's step count of each parameter; () for SGD. Only clients with equal counts step together."""
-        return tuple(self._steps[number].get(name, 0) for name in self.params) if self._counts else ()
+        return tuple(self._steps[number].get(name, 0) for name in self.params) if self.counts else ()
 
     def collect(self, number: int) -> None:
         """Copy a client's optimiser state into the stack, unless the state is a view of the stack already."""
@@ -116,9 +116,9 @@ class Stack:
         """Set a client's optimiser state to views of the stack, for the parameters that were stepped."""
         optimizer = self._clients[number].optimizers[self._net]
         for name, parameter in self._list_named(number):
-            if name in self._steps[number] and (self._slots or self._counts):
+            if name in self._steps[number] and (self._slots or self.counts):
                 state: dict[str, Any] = {slot: stacked[name][number] for slot, stacked in self._slots.items()}
-                if self._counts:
+                if self.counts:
                     state["step"] = self._make_count(parameter, optimizer, self._steps[number][name])
                 optimizer.state[parameter] = state
 
@@ -152,7 +152,7 @@ class Stack:
     def set_counts(self, rows: StackRows, optimizer: Optimizer | None = None) -> None:
         """Set the step counts of an optimiser of these clients, unless it has them. None: of the common optimiser."""
         optimizer = optimizer or self._common
-        if optimizer is None or not self._counts:
+        if optimizer is None or not self.counts:
             return
         counted = self._counted if optimizer is self._common else {}
         for name, p in zip(self.params, optimizer.param_groups[0]["params"], strict=True):
@@ -167,10 +167,10 @@ class Stack:
 
     def add_step(self, rows: StackRows, names: Iterable[str]) -> None:
         """Count a step of these clients for the parameters that have moved."""
-        names = list(names)
+        names = set(names)
         for steps in map(self._steps.__getitem__, rows.numbers):
-            for name in names:
-                steps[name] = steps.get(name, 0) + 1
+            if self.counts or not names <= steps.keys():
+                steps.update({name: steps.get(name, 0) + 1 for name in names})
         if self._has_only(rows):
             self._counted.update({name: self._steps[rows.numbers[0]][name] for name in names})
 
