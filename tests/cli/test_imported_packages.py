@@ -1,4 +1,4 @@
-"""Which of the large packages a command imports. Less is always right; each takes a second or more of a core's time."""
+"""Which large packages a command and `fedmutual` import. Less is always right; each takes a second or more of a core."""
 
 import json
 import subprocess
@@ -34,6 +34,24 @@ LARGE = (
     "nvflare",
     "fedmutual_papers",
 )
+INTERFACE = """
+import json, sys
+
+imported = {}
+
+def note(step):
+    imported[step] = [name for name in {large} if name in sys.modules]
+
+import fedmutual
+note("import fedmutual")
+from fedmutual.cli import main
+note("the command line")
+fedmutual.load_config, fedmutual.Run, fedmutual.run
+note("load_config, Run, run")
+[getattr(fedmutual, name) for name in fedmutual.__all__]
+note("all names")
+print(json.dumps(imported))
+"""
 DIGITS = """
 name = "digits"
 rounds = 1
@@ -63,6 +81,17 @@ def imported(tmp_path, in_tmp_path):
         return set(json.loads((tmp_path / "imported.json").read_text()))
 
     return run
+
+
+def test_large_packages_are_imported_when_they_are_needed():
+    """One process takes the steps one after the other, so that each has what the last one had."""
+    command = [sys.executable, "-c", INTERFACE.replace("{large}", repr(LARGE))]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    imported = {step: set(names) for step, names in json.loads(output).items()}
+    assert imported["import fedmutual"] == set()
+    assert imported["the command line"] == set()
+    assert imported["load_config, Run, run"] <= {"torch"}
+    assert imported["all names"] <= {"torch", "scipy.stats", "pandas"}
 
 
 @pytest.mark.parametrize("command", ["--help", "--version", "demo --help"])
