@@ -49,6 +49,9 @@ def test_two_federations_tell_whether_joining_pays(tmp_path, cli):
     assert "Of 3 clients" in sentences
 
     at_home = [tmp_path / name / "north" / "state" / name for name in ("wards", "wards-alone")]
+    sentences = list_findings(at_home[:1])
+    assert "is not among these runs; this site only scores, or cannot train alone, or the federation has" in sentences[0]
+    assert "submitting the federation under another name with sites.seeds = 3 gives more" in sentences[-1]
     sentences = " ".join(list_findings(at_home))  # a site finds out for itself
     assert "unfinished" not in sentences
     assert "one client, so no interval" in sentences

@@ -210,6 +210,8 @@ def explain_no_local(comparison: RunComparison) -> str:
     """Return the clause that local-only training is missing, and how to get it."""
     first = (*comparison.federated, *comparison.methods)[0].algorithm
     fix = f"`fedmutual compare FILE.toml --methods {first},{LOCAL_ONLY}` makes it"
+    if comparison.is_of_one_site:
+        fix = "this site only scores, or cannot train alone, or the federation has `sites.baseline = false`"
     if comparison.at_sites:
         fix = "submit the federation under another name with `sites.baseline = true`, at sites that disclose scores"
         if comparison.first.config.get("privacy", {}).get("nets", "none") != "none":  # which no site may then

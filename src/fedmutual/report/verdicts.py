@@ -333,14 +333,15 @@ def find_doubts(comparison: RunComparison, estimates: Sequence[Estimate]) -> Ite
     """Yield what few seeds leave open. estimates: the gains that the answer rests on."""
     say = partial(render_facts, "findings.j2", comparison.scale)
     adapted = any(m.algorithm == FINE_TUNE for m in comparison.methods)
-    source = "sites" if comparison.at_sites else "adapt" if adapted else "compare"  # of further seeds
+    is_real = comparison.at_sites or comparison.is_of_one_site
+    source = "sites" if is_real else "adapt" if adapted else "compare"  # of further seeds
     open_estimates = [e for e in estimates if e.sign == 0 and e.unit == "seeds" and (e.is_few or not e.tied)]
     fewest = min(open_estimates, key=lambda e: e.n, default=None)
     if fewest and fewest.n < _WANTED_SEEDS:
         yield say("few_seeds", seeds=fewest.n, is_too_few=fewest.is_few, source=source)
     if comparison.federated and all(len(m.counted) == 1 for m in comparison.methods if m.counted):
         yield say("one_seed", source=source)
-    if source == "compare":
+    if source == "compare" or comparison.is_of_one_site:
         yield from find_unequal_steps(comparison)
 
 

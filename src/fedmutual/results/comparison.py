@@ -182,6 +182,12 @@ class RunComparison:
         return self.first.partition.kind == "sites"
 
     @property
+    def is_of_one_site(self) -> bool:
+        """Whether they are from the folder of a real site."""
+        engine = self.first.environment.engine
+        return engine is not None and engine.name == "sites" and not self.at_sites
+
+    @property
     def federated(self) -> tuple[Line, ...]:
         """The methods that federate."""
         return tuple(m for m in self.methods if m.federated)
