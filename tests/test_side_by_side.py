@@ -8,6 +8,8 @@ import pytest
 
 from fedmutual.studies import side_by_side
 from fedmutual.studies.side_by_side import choose_jobs
+from kills import tensors
+from toy import difference
 
 pytestmark = pytest.mark.process
 
@@ -51,6 +53,27 @@ def test_runs_side_by_side_have_the_same_bits_and_one_page(cli, small, tmp_path)
     assert [record["engine"]["name"] for record in records] == ["inprocess"] * 4
 
 
+def test_the_seeds_of_a_method_share_a_stack_in_a_worker(cli, small, tmp_path):
+    """Stacks of other clients round otherwise."""
+    words = ("compare", small, *COMPARE, "--set", "engine.name=stacked")
+    cli.run(*words, "--jobs", "1", "--out", "alone")
+    cli.run(*words, "--jobs", "2", "--out", "together")
+    runs = sorted(path.parent.relative_to(tmp_path / "together") for path in tmp_path.glob("together/*/*/summary.json"))
+    assert len(runs) == 4
+    for run in runs:
+        alone, together = (tensors(tmp_path / folder / run) for folder in ("alone", "together"))
+        assert difference(alone, together) < 1e-5
+        assert json.loads((tmp_path / "together" / run / "environment.json").read_text())["engine"]["name"] == "stacked"
+
+
+def test_a_method_that_fails_in_a_stack_of_a_worker_is_named(cli, small):
+    words = ("compare", small, *COMPARE, "--jobs", "2", "--set", "engine.name=stacked", "--set", "optimizer.lr=1e30")
+    code, _, error = cli(*words, "--out", "failed")
+    assert code != 0
+    assert "diverged" in error
+    assert "Traceback" not in error
+
+
 def test_a_run_that_fails_ends_the_command_and_names_itself(cli, small):
     code, _, error = cli("compare", small, *COMPARE, "--jobs", "2", "--set", "optimizer.lr=1e30", "--out", "failed")
     assert code != 0
@@ -61,9 +84,9 @@ def test_a_run_that_fails_ends_the_command_and_names_itself(cli, small):
 def test_a_worker_that_dies_is_named_and_the_command_can_be_resumed(cli, small, tmp_path, monkeypatch):
     train = side_by_side.RunWorker.train
 
-    def train_and_die(worker, request):
-        train(worker, request)
-        if request.folder.name == "1":
+    def train_and_die(worker, requests):
+        train(worker, requests)
+        if requests[0].folder.name == "1":
             os.kill(worker.process.pid, signal.SIGKILL)
 
     with monkeypatch.context() as patched:

@@ -1,4 +1,6 @@
-"""Whole runs side by side: each run in its own worker process, so that no core waits for the slowest client of a round.
+"""Whole runs side by side: each in its own worker process, so that no core waits for the slowest client of a round.
+
+Runs in common stacks share a worker process: one process for each method fills a GPU better than one alone.
 
 A run has equal bits in a worker process and in this process: in a worker process `auto` picks the engine `inprocess`, and
 the engines that `auto` picks on a CPU have equal bits.
@@ -11,6 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Protocol
@@ -19,7 +22,7 @@ from fedmutual.config import Config
 from fedmutual.engines.child_process import START, ChildProcess, count_cores, prepare_child_process
 from fedmutual.engines.workers import make_portable
 from fedmutual.errors import ConfigError, RunError
-from fedmutual.events import Evaluated, Event, Failed, Finished, Noted, Replied, Started
+from fedmutual.events import Evaluated, Event, Finished, Noted, Replied, Started
 from fedmutual.federation.build import pick_device
 from fedmutual.in_memory import PREFIX
 from fedmutual.rundir.record_files import read_environment
@@ -33,7 +36,8 @@ _SHOWN = (Started, Noted, Replied, Evaluated, Finished)  # events that are sent:
 def limit_jobs(configs: Sequence[Config], jobs: int | None) -> int | None:
     """Return `jobs` as `train_queue` takes it: 1 where worker processes cannot train these runs.
 
-    The runs need a CPU and the engine `auto` or `inprocess`, and no objects that only this process has.
+    The runs need a CPU and the engine `auto` or `inprocess`, and no objects that only this process has. Runs in common
+    stacks, and on a GPU, take several jobs only where `jobs` says so: one process for each method fills a GPU better.
 
     Raises:
         ConfigError: several jobs are wanted where these runs cannot be trained side by side.
@@ -45,10 +49,12 @@ def limit_jobs(configs: Sequence[Config], jobs: int | None) -> int | None:
         for config in configs
     ):
         return jobs
-    if jobs is not None and jobs > 1:
+    if jobs is None or jobs == 1:
+        return 1
+    if any(c.engine.name in ("processes", "cluster") or PREFIX in repr(c) for c in configs):
         fix = "leave it out, or change the engine"
-        raise ConfigError(f"--jobs (in Python: jobs) needs the engine 'auto' or 'inprocess' on a CPU; {fix}")
-    return 1
+        raise ConfigError(f"--jobs (in Python: jobs) needs the engine 'auto', 'inprocess' or 'stacked'; {fix}")
+    return jobs
 
 
 def choose_jobs(runs: int, seconds: float, threads: int, workers: int = 1) -> int:
@@ -96,17 +102,17 @@ def train_queue(queue: RunQueue, jobs: int | None = None) -> None:
         RunError: a worker process died. All other runs are stopped, and can be resumed.
         Exception: an error that `queue.take` or `queue.finish` raises. All other runs are stopped as well.
     """
-    busy: dict[RunWorker, tuple[RunRequest, float]] = {}  # a worker's run, and when it began
+    busy: dict[RunWorker, tuple[Sequence[RunRequest], float]] = {}  # a worker's runs, and when they began
     try:
         while True:
             requests = queue.take() if len(busy) < (jobs or 1) else ()
             start = time.monotonic()
-            if len(requests) == 1 and jobs is not None and jobs > 1:
+            if requests and jobs is not None and jobs > 1:
                 worker = _idle.pop() if _idle else RunWorker()
-                busy[worker] = requests[0], start
-                worker.train(requests[0])
+                busy[worker] = requests, start
+                worker.train(requests)
             elif requests:
-                problems = attempt_together(requests) if len(requests) > 1 else [_attempt_run(requests[0])]
+                problems = _attempt_runs(requests)
                 seconds = time.monotonic() - start
                 queue.finish(requests, problems, seconds)
                 if jobs is None:
@@ -123,83 +129,83 @@ def train_queue(queue: RunQueue, jobs: int | None = None) -> None:
             worker.stop()
 
 
-def _attempt_run(request: RunRequest) -> Exception | None:
-    """Train a run in this process, and return the exception that stopped it; None: it is finished."""
+def _attempt_runs(requests: Sequence[RunRequest]) -> list[Exception | None]:
+    """Train runs in this process, several in common stacks; return the exception of each, None for a finished run."""
+    if len(requests) > 1:
+        return attempt_together(requests)
     try:
-        train_run(*request)
+        train_run(*requests[0])
     except Exception as problem:
-        return problem
-    return None
+        return [problem]
+    return [None]
 
 
-def _wait_for_end(queue: RunQueue, busy: "dict[RunWorker, tuple[RunRequest, float]]") -> None:
-    """Pass the events of workers to observers until a run has ended; tell the queue."""
+def _wait_for_end(queue: RunQueue, busy: "dict[RunWorker, tuple[Sequence[RunRequest], float]]") -> None:
+    """Pass the events of workers to observers until the runs of a worker have ended; tell the queue."""
     while True:
         ready = wait([worker.connection for worker in busy])
         for worker in [worker for worker in busy if worker.connection in ready]:
-            request, start = busy[worker]
-            event = worker.receive(request.folder)
-            if event is not None:
-                for observer in request.observers:
+            requests, start = busy[worker]
+            received = worker.receive(requests[0].folder)
+            if isinstance(received, tuple):
+                number, event = received
+                for observer in requests[number].observers:
                     observer(event)
-            if event is None or isinstance(event, Failed):
+            else:
                 del busy[worker]
                 _idle.append(worker)  # for the next runs of this command; the process ends with this process
-                problem = event.problem if isinstance(event, Failed) else None
-                if problem is not None and not isinstance(problem, Exception):
-                    raise problem
-                return queue.finish([request], [problem], time.monotonic() - start)
+                return queue.finish(requests, received, time.monotonic() - start)
 
 
 class RunWorker(ChildProcess):
-    """A worker process that trains one run after the other."""
+    """A worker process that trains one run after the other, or several runs in common stacks."""
 
     def __init__(self) -> None:
         super().__init__(_serve)
 
-    def train(self, request: RunRequest) -> None:
-        """Begin a run."""
+    def train(self, requests: Sequence[RunRequest]) -> None:
+        """Begin runs."""
+        silent = [request._replace(observers=()) for request in requests]
         with suppress(OSError):  # `receive` reports a process that died
-            self.connection.send((os.getcwd(), list(sys.path), request._replace(observers=()), is_trusting()))
+            self.connection.send((os.getcwd(), list(sys.path), silent, is_trusting()))
 
-    def receive(self, folder: Path) -> Event | None:
-        """Return the next event of the run in this folder; None: the run is finished.
+    def receive(self, folder: Path) -> tuple[int, Event] | list[Exception | None]:
+        """Return the next (number of a run, its event), or at the end the problem of each run. folder: of the first run.
 
         Raises:
             RunError: the process died.
         """
         try:
-            event: Event | None = self.connection.recv()
+            received: tuple[int, Event] | list[Exception | None] = self.connection.recv()
         except (EOFError, OSError, pickle.UnpicklingError):
             raise RunError(
                 f"{folder}: the process that trained this run {self.describe_end()}; is there enough memory? Give the "
                 "command again with --resume, and with --jobs 1 if it happens again (in Python: resume=True, jobs=1)"
             ) from None
-        return event
+        return received
 
 
 _idle: list[RunWorker] = []  # processes without a run
 
 
 def _serve(connection: Connection) -> None:
-    """Train run after run until the parent process closes the pipe."""
+    """Train runs until the parent process closes the pipe."""
     prepare_child_process()
 
-    def send(event: Event) -> None:
+    def send(number: int, event: Event) -> None:
         if isinstance(event, _SHOWN):
-            connection.send(event)
+            connection.send((number, event))
 
     with suppress(EOFError, OSError):
         while True:
-            working_folder, search_path, request, trusts = connection.recv()
+            working_folder, search_path, requests, trusts = connection.recv()
             os.chdir(working_folder)
             sys.path[:] = search_path
-            try:
-                with set_trust(trusts):
-                    train_run(request.config, request.folder, request.resume, [send])
-            except BrokenPipeError:
+            with set_trust(trusts):
+                try:
+                    problems = _attempt_runs([r._replace(observers=[partial(send, n)]) for n, r in enumerate(requests)])
+                except Exception as problem:  # raised before the first training
+                    problems = [problem] * len(requests)
+            if any(isinstance(problem, BrokenPipeError) for problem in problems):
                 return  # the parent process has ended
-            except Exception as problem:
-                connection.send(Failed(0, make_portable(problem)))
-            else:
-                connection.send(None)
+            connection.send([None if problem is None else make_portable(problem) for problem in problems])
