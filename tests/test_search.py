@@ -147,13 +147,13 @@ def test_random_search_trains_equal_draws_once(nine):
         (
             {"optimizer.lr": {"normal": [0.1, 0.2]}},
             {"trials": 3},
-            "; a range is one of uniform, log-uniform",
+            "; the ranges are uniform, log-uniform",
         ),
         (
             {"optimizer.lr": {"normal": [0.1, 0.2]}, "rounds": [1, 2]},
             {"trials": 3},
             "key 'optimizer.lr': a schedule is { start = 0.9, end = 0.3, shape = \"linear\" } of finite numbers, not "
-            "{'normal': [0.1, 0.2]}; a range is one of uniform, log-uniform, integers, choices",
+            "{'normal': [0.1, 0.2]}; the ranges are uniform, log-uniform, integers, choices",
         ),
         ({"optimizer.lr": [0.1, 0.2]}, {"trials": 0}, "trials = 0: must be 1 or more"),
         ({"optimizer.lr": [0.1, 0.2]}, {"halving": True}, "halving: of 2 settings with 9 rounds none can end early"),

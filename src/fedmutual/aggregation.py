@@ -46,7 +46,7 @@ class FixedTotal(Total):
 
 @dataclass(frozen=True)
 class FloatTotal(Total):
-    """A sum in floating point, already divided."""
+    """The mean of replies in floating point, which stands for their sum."""
 
     mean: Message
 
@@ -103,7 +103,7 @@ def mean(replies: Mapping[str, Message], weights: Mapping[str, float] | None = N
 
 
 class RunningMean:
-    """The mean of replies that are added as they come, and of which only the first is kept.
+    """The mean of replies that are added as they come; only the first reply is kept, for its names, shapes and dtypes.
 
     The order of arrival changes no bit: a reply waits until those of all senders before it, in sorted order, are added.
     """

@@ -434,7 +434,7 @@ class Phase(abc.ABC):
         return {}
 
     def weigh_reply(self, reply: Message) -> tuple[Message, float] | None:
-        """Return (the model of a reply, its weight) if `receive` needs only the mean of the models; None: all replies."""
+        """Return (the model of a reply, its weight) if `receive` needs only the mean of the models, else None."""
         return None
 
     def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:

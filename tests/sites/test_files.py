@@ -62,7 +62,7 @@ def test_weights_that_a_site_names_count_from_its_file(tmp_path, weights_key, re
         ({"sites": {"names": ["authority"], "input": [1]}}, "not 'server' or 'authority'"),  # the root key's folder
         ({"sites": {"names": ["Server"], "input": [1]}}, "not 'server' or 'authority'"),
         *(
-            ({"name": name}, "key 'name' is of ASCII letters, digits") for name in ("北京", "ward 1")
+            ({"name": name}, "key 'name' must have only ASCII letters, digits") for name in ("北京", "ward 1")
         ),  # FLARE takes no others
         ({"name": "flare"}, "key 'name' cannot be 'flare'"),  # the folder of FLARE's keys
         ({"name": "privacy"}, "key 'name' cannot be 'privacy'"),

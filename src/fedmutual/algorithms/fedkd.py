@@ -44,7 +44,9 @@ class FedKD(Fork):
         0.25, "the share of an update's singular values that is sent, above 0 and up to 1; 1: updates are not compressed"
     )
     energy: Setting = setting(
-        1.0, "T, the share of the sum of an update's squared singular values that is kept, of at most `rank` values, 0 to 1"
+        1.0,
+        "T, a share of the sum of squares: the largest singular values stay until their squares sum to more; the others that "
+        "`rank` sends are zeros; 0 to 1",
     )
     scores: ClassVar[tuple[str, ...]] = ("global", "personal")
     terms: ClassVar[tuple[str, ...]] = ("personal", "meme", "distillation", "hidden")
@@ -121,8 +123,8 @@ def choose_rank(tensor: Tensor, rank: float) -> int | None:
 def factorize(name: str, update: Tensor, rank: float, energy: float) -> Message:
     """Return the best approximation of an update with the rank of `choose_rank`, as two factors [m, r] and [r, n].
 
-    Of the r components only the fewest whose squared singular values are above `energy` of the sum of all squares stay; the
-    others are zeros.
+    Of the r components the fewest stay whose squared singular values sum to more than `energy` of the sum of all squares;
+    the others are zeros.
 
     Source: FedKD, Wu et al., 2022, https://arxiv.org/abs/2108.13323, section "Methods".
     """

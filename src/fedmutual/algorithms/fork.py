@@ -26,7 +26,7 @@ class Fork(LocalEpochs):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         parent = next(base for base in cls.__mro__[1:] if issubclass(base, Fork))
-        if any(getattr(cls, hook) is not getattr(parent, hook) for hook in ("send", "leaves", "receive")):  # or of a mixin
+        if any(getattr(cls, hook) is not getattr(parent, hook) for hook in ("send", "leaves", "receive")):  # also by a mixin
             cls.sum_ready = vars(cls).get("sum_ready", False)
 
     def begin(self, client: Client, inbox: Message, at: At) -> Message:
@@ -40,7 +40,7 @@ class Fork(LocalEpochs):
         return {k: state[k] for k in client.shared}
 
     def weigh_reply(self, reply: Message) -> tuple[Message, float] | None:
-        """Return the model and its weight 1; None with another rule, or with a `receive` that may read the replies."""
+        """Return the model and its weight 1; None with another rule than the mean, or if `receive` may read the replies."""
         return (reply, 1.0) if is_summable(self) and self.aggregate == Aggregation() else None
 
     def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:

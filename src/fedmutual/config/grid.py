@@ -78,7 +78,7 @@ def describe_ranges(values: Iterable[Any]) -> str:
     """Return what ranges there are, for an error, if a value may be meant as a range of another name; else ""."""
     tables = [value for value in values if isinstance(value, Mapping) and len(value) == 1 and not is_range(value)]
     meant = any(isinstance(ends, list | tuple) and len(ends) == 2 for table in tables for ends in table.values())
-    return f"; a range is one of {', '.join(RANGES)}" if meant else ""
+    return f"; the ranges are {', '.join(RANGES)}" if meant else ""
 
 
 def draw_combinations(grid: Mapping[str, Sequence[Any]], trials: int, seed: int) -> list[dict[str, Any]]:

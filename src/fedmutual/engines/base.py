@@ -126,7 +126,8 @@ class Simulation(Engine):
 
     def train(self, phase: Phase, at: At, inboxes: Mapping[str, Message], declared: Spec) -> Replies:
         """As `Engine.train`."""
-        return self.visit(participate, {i: (phase, inboxes[i], declared, at) for i in sorted(inboxes)})  # as a mean adds
+        in_order = sorted(inboxes)  # as a mean adds the replies
+        return self.visit(participate, {i: (phase, inboxes[i], declared, at) for i in in_order})
 
     def score(self, orders: Mapping[str, ScoreOrder]) -> Iterator[tuple[str, ClientScores]]:
         """As `Engine.score`. An evaluation changes the shared part of the meme, which each round copies again."""

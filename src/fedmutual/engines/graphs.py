@@ -18,10 +18,11 @@ Work = Callable[[], Any]
 
 
 def make_capture() -> Callable[[Work], Work]:
-    """Return a function that captures a CUDA graph of work, without running it, and returns its launch on the same tensors.
+    """Return a function that captures a CUDA graph of work, without running it, and returns a function that launches it.
 
-    All graphs of one such function share their memory for intermediate results: they must be launched one after the other on
-    one stream, and what a launch returns must be copied before the next launch.
+    A launch reads and writes the tensors that the work held. All graphs of one such function share their memory for
+    intermediate results: they must be launched one after the other on one stream, and what a launch returns must be copied
+    before the next launch.
 
     The function raises RuntimeError if the work waits for the GPU, for instance with `.item()`.
     """

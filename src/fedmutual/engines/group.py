@@ -187,7 +187,7 @@ class Steps:
         def take(inputs: tuple[Sequence[Batch], Message, Message]) -> tuple[Message, Message, dict[str, list[str]]]:
             """Return the loss terms, the next memory, and the parameters of each net that have moved."""
             step_batches, const, memory = inputs
-            taken = {net: stack.take(rows) for net, stack in self._stacks.items()}  # here, for a graph holds it too
+            taken = {net: stack.take(rows) for net, stack in self._stacks.items()}  # inside, so that a graph holds it too
             params, fixed = ({net: tensors[n] for net, tensors in taken.items()} for n in (0, 1))
             moved: dict[str, list[str]] = {}
 

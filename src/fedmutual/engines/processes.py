@@ -88,7 +88,7 @@ class Processes(Simulation):
         """
         arguments = {i: (phase, inbox, declared, at) for i, inbox in inboxes.items()}
         shares = {i: self._split[i][self._homes[i]] for i in inboxes if i in self._split}
-        in_order = (*shares, *(i for i in sorted(inboxes) if i not in shares))  # sorted as a mean adds
+        in_order = (*shares, *(i for i in sorted(inboxes) if i not in shares))  # as a mean adds the replies
         number = self._send_jobs(begin_phase, {i: (*arguments[i], shares.get(i, 1.0)) for i in in_order})
         return self._read_results(number, arguments)
 

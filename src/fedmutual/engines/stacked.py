@@ -53,7 +53,7 @@ class Stacker:
     """Runs a phase of many clients together; the clients may belong to several runs.
 
     compile: use torch.compile. turns: step clients in turns, not as one stack. obstacle: why no stack can hold the
-    clients, as a clause for the user; "": stacks can. capture: captures the steps of all clients of a stack, as
+    clients, as a clause for the user; "": stacks can. capture: captures the steps of a stack, as
     `make_capture` returns it; None: steps are not captured.
     """
 

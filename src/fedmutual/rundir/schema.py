@@ -431,8 +431,8 @@ class Reliability(Record):
     decisions: dict[str, tuple[Measured | None, Measured | None]]  # by threshold its sensitivity and its specificity
 
 
-class OfModel(Record):
-    """What was measured of a saved model after training."""
+class ModelRecord(Record):
+    """What was measured with a saved model after training."""
 
     client: str | None  # None: a shared model, on the rows of all clients
     role: str  # of the model, as in `ScoreRow.model`
@@ -444,7 +444,7 @@ class OfModel(Record):
         return self.client, self.role, self.round
 
 
-class Calibration(OfModel):
+class Calibration(ModelRecord):
     """What was fitted to a model's probabilities after training, and what other rows show of it."""
 
     fitted_on: str  # "validation" or "holdout"
@@ -472,7 +472,7 @@ class GroupScore(NamedTuple):
     difference_interval: tuple[float, float] | None
 
 
-class Subgroups(OfModel):
+class Subgroups(ModelRecord):
     """The scores of a model on groups of the run's test rows."""
 
     by: str  # the column whose values are the groups

@@ -274,7 +274,7 @@ def _list_faults(contract: Contract) -> Iterator[str]:
     if sites.seeds > 1 and config.privacy.nets != "none":
         yield "'sites.seeds' trains on the same rows again, which costs each site its privacy budget again; remove it"
     if not re.fullmatch(r"[\w.-]+", contract.name, re.ASCII):
-        yield f"key 'name' is of ASCII letters, digits, '.', '_' and '-' between real sites; got {contract.name!r}"
+        yield f"key 'name' must have only ASCII letters, digits, '.', '_' and '-' between real sites, not {contract.name!r}"
     if contract.name.lower() in (WORK_FOLDER, PRIVACY_FOLDER) or contract.name.startswith("."):
         yield f"key 'name' cannot be {contract.name!r}: the process has its own files under this name; choose another name"
     if config.model.pretrained is not None and {"global", "proxy"} & set(algorithm.scores):

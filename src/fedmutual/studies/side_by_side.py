@@ -1,6 +1,6 @@
 """Whole runs side by side: each in its own worker process, so that no core waits for the slowest client of a round.
 
-Runs in common stacks share a worker process: one process for each method fills a GPU better than one alone.
+Runs in common stacks share a worker process. Several such processes, one for each method, use a GPU more fully than one.
 
 A run has equal bits in a worker process and in this process: in a worker process `auto` picks the engine `inprocess`, and
 the engines that `auto` picks on a CPU have equal bits.
@@ -37,7 +37,7 @@ def limit_jobs(configs: Sequence[Config], jobs: int | None) -> int | None:
     """Return `jobs` as `train_queue` takes it: 1 where worker processes cannot train these runs.
 
     The runs need a CPU and the engine `auto` or `inprocess`, and no objects that only this process has. Runs in common
-    stacks, and on a GPU, take several jobs only where `jobs` says so: one process for each method fills a GPU better.
+    stacks, and runs on a GPU, have several jobs only if `jobs` says so.
 
     Raises:
         ConfigError: several jobs are wanted where these runs cannot be trained side by side.

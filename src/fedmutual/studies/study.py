@@ -140,9 +140,9 @@ def train_runs(
 ) -> dict[Path, Exception]:
     """Train each run into its folder, and return folder -> error, of the runs with a tolerated error.
 
-    With the engine "stacked", or "auto" on a GPU, all runs train at once, with their clients in common stacks, or with
-    several jobs the seeds of a setting; else several runs train side by side if this is faster. With `resume` a finished
-    run is not trained again.
+    With the engine "stacked", or "auto" on a GPU, the clients of all runs train at once in common stacks; with several
+    jobs, each job trains the seeds of one setting so. Otherwise several runs train side by side if this is faster. With
+    `resume` a finished run is not trained again.
 
     watch: an observer for the run of this name; of a run in a worker process it sees the start, notes, replies, scores,
     and the end. jobs: the number of runs side by side; None: chosen by the time of the first run, and 1 with `observers`,
@@ -162,7 +162,7 @@ def train_runs(
         requests.append(RunRequest(config, folder, resume, [*(partial(_observe, o, key) for o in observers), *watching]))
     configs = [request.config for request in requests]
     limited = limit_jobs(configs, 1 if observers and jobs is None else jobs)
-    batches: dict[Any, list[RunRequest]] = {}  # the runs of one train in common stacks
+    batches: dict[Any, list[RunRequest]] = {}  # setting or number -> runs that train in common stacks
     is_stacked, is_alone = can_stack(configs), limited == 1
     for number, request in enumerate(requests):
         setting = "all" if is_alone else repr(request.config.model_copy(update={"seed": 0}))

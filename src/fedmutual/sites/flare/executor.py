@@ -79,7 +79,7 @@ class SiteEvents(FLComponent):  # type: ignore[misc]
 
     FLARE's process registers once, and afterwards shows the server a token that the server's key signed. A server with a
     renewed key drops every message with this token. So after a heartbeat without an answer, for which FLARE waits 30 s, the
-    site compares the token with the server's certificate, and registers anew if they do not fit.
+    site compares the token with the server's certificate, and registers again if they do not fit.
     """
 
     def __init__(self, work: str) -> None:
@@ -96,14 +96,14 @@ class SiteEvents(FLComponent):  # type: ignore[misc]
         elif event_type == EventType.BEFORE_CLIENT_HEARTBEAT:
             self._sent_at = time.monotonic()
         elif event_type == EventType.AFTER_CLIENT_HEARTBEAT and time.monotonic() - self._sent_at > _PATIENCE:
-            with suppress(Exception):  # the server is gone again: the next heartbeat tells
-                _register_anew(fl_ctx)
+            with suppress(Exception):  # the server is gone again: the next heartbeat tries again
+                _register_again(fl_ctx)
         elif event_type == EventType.JOB_COMPLETED:
             remove_job_folder(self._work, str(fl_ctx.get_prop(FLContextKey.CURRENT_JOB_ID)))
 
 
-def _register_anew(fl_ctx: FLContext) -> None:
-    """Register this site anew if the server's key did not sign its token. FLARE checks the server's certificate then."""
+def _register_again(fl_ctx: FLContext) -> None:
+    """Register this site again if the server's key did not sign its token. FLARE then checks the server's certificate."""
     name, about = _client.client_name, {IdentityChallengeKey.COMMON_NAME: _client.client_name}
     request = new_cell_message({**about, IdentityChallengeKey.NONCE: secrets.token_hex()}, None)
     place = {"target": FQCN.ROOT_SERVER, "channel": CellChannel.SERVER_MAIN, "topic": CellChannelTopic.Challenge}
@@ -248,7 +248,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]
 
 
 def _make_refusal(order: bytes, problem: str) -> Shareable:
-    """Return an answer that no ledger has, so a constant sentence. problem: why the site does not carry out the order."""
+    """Return an answer that the ledger does not record. problem: a constant sentence, why the order is not carried out."""
     return _make_answer(pack_message(SiteAnswer(read_order(order)[0], problem=problem), {}))
 
 
