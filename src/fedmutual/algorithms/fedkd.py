@@ -45,8 +45,8 @@ class FedKD(Fork):
     )
     energy: Setting = setting(
         1.0,
-        "T, a share of the sum of squares: the largest singular values stay until their squares sum to more; the others that "
-        "`rank` sends are zeros; 0 to 1",
+        "T, a share of the sum of squares: the largest singular values stay until their squares sum to more; the others "
+        "that `rank` sends are zeros; 0 to 1",
     )
     scores: ClassVar[tuple[str, ...]] = ("global", "personal")
     terms: ClassVar[tuple[str, ...]] = ("personal", "meme", "distillation", "hidden")

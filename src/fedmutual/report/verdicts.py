@@ -230,8 +230,9 @@ def _compare_with_rivals(comparison: RunComparison, method: Line, rivals: Sequen
         shared = None if comparison.domains else pair_global(method.counted, rival.counted)
         contests += [("shared", method.method, shared)] if shared else []
         if contests:
-            facts = {"rival": rival.method, "contests": contests, "steps": average_steps(method.counted, rival.counted)}
-            yield render_facts("findings.j2", comparison.scale, "rivalry", **facts)
+            facts = {"method": method.method, "rival": rival.method, "contests": contests}
+            steps = average_steps(method.counted, rival.counted)
+            yield render_facts("findings.j2", comparison.scale, "rivalry", **facts, steps=steps)
 
 
 def _compare_with_local_only(comparison: RunComparison, method: Line, *data: str) -> Iterator[str]:
