@@ -1,12 +1,12 @@
-"""Ten to thirty real sites on this machine, and a line through them to a hundred: what a round costs the server.
+"""What a round costs the server: ten to thirty real sites on this machine, extrapolated to a hundred.
 
     uv run python benchmarks/sites_scale.py [--sites 10,20,30] [--rounds 10]
 
 FML with MLPs on the digits over mutual TLS. For each number of sites, between the first round and the last but one: seconds
-of a round by the clock, in which all sites share this machine's cores; processor seconds of the server's processes; tensor
-bytes that the server sent and received; and the proportional set sizes of the server and of a site, each with its job.
-Processes are forks of one process with the imports, so a site takes less memory than where it is started as a user does,
-which is measured for one site. A hundred sites do not fit in 24 GiB: their figures are extrapolated. Writes
+of a round by the clock (all sites share this machine's cores); processor seconds of the server's processes; tensor bytes
+that the server sent and received; and the proportional set sizes of the server and of a site, each with its job. Processes
+are forked from one process that has the imports, and share its memory. A site that a user starts takes more, which is
+measured for one site. A hundred sites do not fit in 24 GiB: the figures of the server are extrapolated. Writes
 benchmarks/results/sites-scale.json.
 """
 

@@ -147,7 +147,7 @@ class FedGen(Fork):
         return super().end(client, at) | {N_K: counts.sum(), LABELS: counts}
 
     def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
-        """Return the mean of the models, weighted by rows, the trained generator, and the rows of each class.
+        """Return the mean of the models weighted by rows, the trained generator, its optimiser's state, and rows by class.
 
         Raises:
             Unusable: as `FedAvg.receive`, or the rows of the classes are not n_k rows.
@@ -186,9 +186,10 @@ class FedGen(Fork):
     def train_generator(
         self, generator: Message, moments: Message, heads: list[tuple[Tensor, Tensor | None]], rows: Tensor, at: At
     ) -> Message:
-        """Return the generator after its steps, and the state of Adam, which goes on from `moments`.
+        """Return the generator after its steps, and the new state of its optimiser.
 
-        heads: weight and bias of each client; rows: [K, C] of its classes.
+        moments: the state of the optimiser after the last round. heads: weight and bias of each client. rows: [K, C], the
+        rows of each client by class.
         """
         rng, known = at.rng("generator", "steps"), rows.sum(0).nonzero()[:, 0]
         shares = rows / rows.sum(0).clamp(min=1)
