@@ -138,7 +138,7 @@ class CellQueue:
             if result is not None and result.failed:
                 lines.setdefault(job.fingerprint, f"{job.label}: {result.failed}")
             elif result is None and start is not None and start.failed:
-                lines[job.fingerprint] = f"{job.label}: not run, for {job.about.needs}, which it starts from, diverged"
+                lines[job.fingerprint] = f"{job.label}: not run, because {job.about.needs}, from which it starts, diverged"
         return list(lines.values())
 
     def train(self, jobs: int | None) -> bool:

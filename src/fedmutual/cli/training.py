@@ -173,7 +173,7 @@ def compare(
             values = ", ".join(f"{key} = {format_value(value)}" for key, value in choice.values.items())
             cost = f"; {conclude.format_cost(choice.cost)}" if choice.cost else ""
             tried = f"({choice.tried} tried{cost})"
-            print_text(f"tuned: {method}: {values or f'as configured, for {choice.failure}'} {tried}", soft_wrap=True)
+            print_text(f"tuned: {method}: {values or f'as configured, because {choice.failure}'} {tried}", soft_wrap=True)
         if at_end := [comparing.format_tuned(key) for key, choice in tuned.items() if choice.is_rate_at_end]:
             print_text(
                 f"warning: the learning rate of {join_words(at_end)} is the smallest or the largest that was tried, so "

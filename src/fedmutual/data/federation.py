@@ -53,7 +53,7 @@ class Federation:
     statistics: Statistics | None = None  # of all training rows, where they were summed (data.mean = "federated")
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for another process, which needs of the record only the names of the clients."""
+        """Return the state for another process, which needs of `partition` only the names of the clients."""
         return self.__dict__ | {"partition": {"clients": dict.fromkeys(self.partition["clients"])}}
 
     @property

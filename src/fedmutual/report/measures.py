@@ -207,7 +207,7 @@ def format_epsilon(line: Line) -> str:
 
 
 def explain_no_local(comparison: RunComparison) -> str:
-    """Return the clause that local-only training is missing, and how to get it."""
+    """Return the clause that local-only training is missing, and how to get it, or at a site why it is missing."""
     first = (*comparison.federated, *comparison.methods)[0].algorithm
     fix = f"`fedmutual compare FILE.toml --methods {first},{LOCAL_ONLY}` makes it"
     if comparison.is_of_one_site:

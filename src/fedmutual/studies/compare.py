@@ -38,7 +38,7 @@ from fedmutual.studies.trained_run import Run, open_trained_run
 
 ALL = "all"  # in the place of a method's name: every method of the package
 TRIALS = "tune"  # of a comparison's folder: a sweep for each method, by `--tune`
-_NOTHING = "no setting is left to tune"
+_NOTHING_TO_TUNE = "no setting is left to tune"
 
 Values = Mapping[str, Any]
 """Dotted key -> value."""
@@ -262,7 +262,7 @@ def _search_settings(
     drawn[0] |= start
     tried = [values for n, values in enumerate(drawn) if values not in drawn[:n]]
     if len(tried) < LEAST_TRIALS:
-        return Tuned({}, 0, trials, failure=_NOTHING)
+        return Tuned({}, 0, trials, failure=_NOTHING_TO_TUNE)
     is_halved = search == "halving" and len(tried) >= KEPT
     sweep = train_sweep(plan_combinations(config, tried, out, is_halved), resume, watch, jobs)
     return _describe_choice(sweep, tried, trials)
@@ -290,7 +290,7 @@ def _tune_method(
         if sweep.chosen is None:
             break
         best, resume = dict(sweep.chosen.values), True  # the trials of the keys before stay
-    return _describe_choice(sweep, tried, trials) if sweep else Tuned({}, 0, trials, failure=_NOTHING)
+    return _describe_choice(sweep, tried, trials) if sweep else Tuned({}, 0, trials, failure=_NOTHING_TO_TUNE)
 
 
 def _describe_choice(sweep: Sweep, tried: Sequence[Values], trials: int) -> Tuned:
