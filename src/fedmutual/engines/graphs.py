@@ -82,7 +82,9 @@ class Graphs:
         try:
             run = self._capture(lambda: tree_flatten(work(tree_unflatten(fixed, tree))))
         except RuntimeError as problem:
-            self._remarks.append(f"engine.graphs has no effect here: a step cannot be captured ({shorten_error(problem)})")
+            remark = f"engine.graphs has no effect here: a step cannot be captured ({shorten_error(problem)})"
+            if remark not in self._remarks:  # of another choice of clients, or another batch size
+                self._remarks.append(remark)
             return lambda tensors: work(tree_unflatten(tensors, tree))
 
         def replay(tensors: Sequence[Tensor]) -> Any:

@@ -182,10 +182,10 @@ class Steps:
         """Take one step of these clients, given as positions among the clients of the phase."""
         numbers = [self._numbers[i] for i in positions]
         rows, here = self._select(numbers), self._select(positions)
-        key = tuple(positions)
-        if key not in self._const_of:  # once, so that a graph copies it once
-            self._const_of[key] = {k: here.take(v) for k, v in self._const.items()}
-        const, memory = self._const_of[key], {k: here.take(v) for k, v in self._memory.items()}
+        members = tuple(positions)
+        if members not in self._const_of:  # once, so that a graph copies it once
+            self._const_of[members] = {k: here.take(v) for k, v in self._const.items()}
+        const, memory = self._const_of[members], {k: here.take(v) for k, v in self._memory.items()}
 
         def take(inputs: tuple[Sequence[Batch], Message, Message]) -> tuple[Message, Message, dict[str, list[str]]]:
             """Return the loss terms, the next memory, and the parameters of each net that have moved."""
@@ -213,7 +213,8 @@ class Steps:
         if self._graphs is not None and all(stack.can_capture(rows) for stack in self._stacks.values()):
             for stack in self._stacks.values():
                 stack.set_counts(rows)
-            terms, memory, moved = self._graphs.run((self._loss, tuple(numbers)), take, inputs)
+            key = self._loss, tuple(numbers), tuple(const), tuple(memory)
+            terms, memory, moved = self._graphs.run(key, take, inputs)
         else:
             terms, memory, moved = take(inputs)
         for net, names in moved.items():
