@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from fedmutual.engines import select
 from fedmutual.engines.graphs import Graphs
 from fedmutual.engines.stacked import Stacked, Stacker
 from fedmutual.errors import ConfigError
+from fedmutual.federation.build import check_experiment
 from kills import tensors
 from toy import at, client, difference, server
 
@@ -177,3 +179,10 @@ def test_a_memory_whose_names_are_in_another_order_is_not_mixed_up():
 def test_graphs_need_a_gpu(small):
     with pytest.raises(ConfigError, match=r"engine\.graphs = true needs an NVIDIA GPU"):
         fedmutual.run(fedmutual.load_config(small, **{"engine.name": "stacked", "engine.graphs": True}), "run")
+
+
+def test_graphs_are_of_the_first_gpu(small):
+    """A capture on the stream of one GPU does not hold the work of another one, which then ran once and never again."""
+    config = fedmutual.load_config(small, **{"engine.name": "stacked", "engine.graphs": True})
+    with pytest.raises(ConfigError, match=r"takes the first GPU; set .* CUDA_VISIBLE_DEVICES"):
+        check_experiment(SimpleNamespace(config=config, device=torch.device("cuda:1")))
