@@ -53,11 +53,17 @@ def test_runs_side_by_side_have_the_same_bits_and_one_page(cli, small, tmp_path)
     assert [record["engine"]["name"] for record in records] == ["inprocess"] * 4
 
 
-def test_the_seeds_of_a_method_share_a_stack_in_a_worker(cli, small, tmp_path):
+def test_the_seeds_of_a_method_share_a_stack_in_a_worker(cli, small, tmp_path, monkeypatch):
     """Stacks of other clients round otherwise."""
+    train, sent = side_by_side.RunWorker.train, []
+    monkeypatch.setattr(side_by_side.RunWorker, "train", lambda worker, runs: (sent.append(runs), train(worker, runs)))
     words = ("compare", small, *COMPARE, "--set", "engine.name=stacked")
     cli.run(*words, "--jobs", "1", "--out", "alone")
+    assert not sent
     cli.run(*words, "--jobs", "2", "--out", "together")
+    assert [[request.folder.as_posix() for request in requests] for requests in sent] == [
+        [f"together/{method}/{seed}" for seed in (0, 1)] for method in ("fml", "independent")
+    ]
     runs = sorted(path.parent.relative_to(tmp_path / "together") for path in tmp_path.glob("together/*/*/summary.json"))
     assert len(runs) == 4
     for run in runs:

@@ -1,6 +1,8 @@
 """Steps of a stack as graphs. A traced program stands in for a CUDA graph: both run on the tensors of their capture."""
 
 import json
+from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,12 +10,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 
 import fedmutual
+from fedmutual.algorithms import FedAvg
 from fedmutual.engines import select
 from fedmutual.engines.graphs import Graphs
-from fedmutual.engines.stacked import Stacker
+from fedmutual.engines.stacked import Stacked, Stacker
 from fedmutual.errors import ConfigError
+from fedmutual.federation.build import check_experiment
 from kills import tensors
-from toy import difference
+from toy import at, client, difference, server
 
 
 class Recorder:
@@ -124,6 +128,61 @@ def test_work_that_cannot_be_captured_runs_as_it_is():
     ]
 
 
+def test_graphs_that_were_not_launched_for_long_are_forgotten(monkeypatch):
+    """A round that draws its clients may need graphs that no other round needs: so their number has a bound."""
+    monkeypatch.setattr("fedmutual.engines.graphs.MOST", 2)
+    recorder = Recorder()
+    graphs = Graphs([], recorder)
+    for key, captures in zip("aabbacccab", (0, 1, 1, 2, 2, 2, 3, 3, 3, 3), strict=True):  # the first c forgets b, not a
+        graphs.run(key, lambda x: x + 1, torch.ones(()))
+        assert recorder.captures == captures
+    assert len(graphs._replays) == 2
+
+
+def test_work_that_cannot_be_captured_is_told_once():
+    remarks = []
+
+    def refuse(work):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    for key in ("full batches", "last batches"):
+        graphs = Graphs(remarks, refuse)
+        for _ in range(2):
+            graphs.run(key, lambda x: x + 1, torch.ones(()))
+    assert len(remarks) == 1
+
+
+def test_a_memory_whose_names_are_in_another_order_is_not_mixed_up():
+    """The first step of a phase has them as `begin` makes them, later steps as `edit` returns them."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Turned(FedAvg):
+        def begin(self, client, inbox, at):
+            client.memory = {"added": torch.tensor(1.0), "sum": torch.tensor(0.0)}
+            return super().begin(client, inbox, at)
+
+        def edit(self, grads, memory):
+            return grads, {"sum": memory["sum"] + memory["added"], "added": memory["added"]}
+
+    algorithm = Turned(local_epochs=1, batch_size=5).algorithm()
+    clients, recorder = [client(str(i), algorithm, n=20) for i in range(2)], Recorder()
+    for c in clients:
+        c.optimizers["meme"] = torch.optim.SGD(c.nets["meme"].parameters(), lr=0.0, fused=True)
+    engine = Stacked({c.id: c for c in clients}.get, [c.id for c in clients], Stacker(capture=recorder))
+    (phase,) = algorithm.phases
+    for round in range(2):
+        list(engine.train(phase, at(round), {c.id: server() for c in clients}, phase.leaves(server())))
+        assert [c.memory["sum"].item() for c in clients] == [4.0, 4.0]  # of four steps
+    assert recorder.replays > 0
+
+
 def test_graphs_need_a_gpu(small):
     with pytest.raises(ConfigError, match=r"engine\.graphs = true needs an NVIDIA GPU"):
         fedmutual.run(fedmutual.load_config(small, **{"engine.name": "stacked", "engine.graphs": True}), "run")
+
+
+def test_graphs_are_of_the_first_gpu(small):
+    """A capture on the stream of one GPU does not hold the work of another one, which then ran once and never again."""
+    config = fedmutual.load_config(small, **{"engine.name": "stacked", "engine.graphs": True})
+    with pytest.raises(ConfigError, match=r"takes the first GPU; set .* CUDA_VISIBLE_DEVICES"):
+        check_experiment(SimpleNamespace(config=config, device=torch.device("cuda:1")))

@@ -12,16 +12,16 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import fedmutual
-from fedmutual.algorithms import FML
+from fedmutual.algorithms import FML, FedProx
 from fedmutual.core import Diverged
-from fedmutual.engines.group import PhaseInput
+from fedmutual.engines.group import PhaseInput, Steps
 from fedmutual.engines.stacked import step_in_turns
 from fedmutual.errors import DataError
 from fedmutual.events import Finished, Replied
 from fedmutual.stepping import with_client_settings, work
 from fedmutual.studies.compare import compare
 from kills import stop_and_resume, tensors
-from toy import Count, Rows, at, client, difference, mlp, server
+from toy import Count, Rows, at, client, difference, federation, mlp, server
 
 pytestmark = pytest.mark.long
 
@@ -258,6 +258,21 @@ def same(part, reply, expected):
             assert torch.equal(mine["momentum_buffer"], other["momentum_buffer"])
     if part.client.memory or copy.memory:
         assert difference(part.client.memory, copy.memory) == 0.0
+
+
+def test_a_phase_keeps_no_copies_of_its_constants_for_clients_that_no_longer_step_together(monkeypatch):
+    """FedProx's constants are a whole model of each client; every second client ends in another step."""
+    step, held = Steps._step, []
+
+    def watch(steps, *args):
+        step(steps, *args)
+        held.append(sum(len(const["mu"]) for const in steps._const_of.values()))
+
+    monkeypatch.setattr(Steps, "_step", watch)
+    algorithm = FedProx(mu=0.1, local_epochs=1, batch_size=5).algorithm()
+    clients = [client(str(i), algorithm, n=5 * (i + 1) if i % 2 else 60) for i in range(12)]
+    federation(algorithm, clients, rounds=1, engine="stacked")
+    assert max(held) <= 2 * 12
 
 
 @pytest.mark.parametrize("kind", [FML, Count])

@@ -13,6 +13,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from fedmutual.errors import shorten_error
 
+MOST = 256  # graphs of a stack: rounds that draw their clients would each add some
 Work = Callable[[], Any]
 """Reads and writes tensors that stay where they are; returns a tree of tensors and other values."""
 
@@ -63,7 +64,8 @@ class Graphs:
         """Return ``work(inputs)``, in new tensors.
 
         The first work with a key and with these shapes runs as it is, so that libraries prepare themselves; the second is
-        captured. Work that cannot be captured always runs as it is.
+        captured. Work that cannot be captured always runs as it is. Of more than `MOST` keys and shapes, that which was used
+        longest ago is forgotten.
 
         key: of the work, without its inputs. inputs: a tree of tensors, of one structure for each key and number of tensors.
         """
@@ -71,8 +73,10 @@ class Graphs:
         key = key, tuple((t.shape, t.stride(), t.dtype) for t in given)
         if key not in self._replays:
             self._replays[key] = None
+            if len(self._replays) > MOST:
+                del self._replays[next(iter(self._replays))]
             return _run_on_own_stream(partial(work, inputs))
-        replay = self._replays[key] = self._replays[key] or self._make_replay(work, given, tree)
+        replay = self._replays[key] = self._replays.pop(key) or self._make_replay(work, given, tree)  # now the last
         return replay(given)
 
     def _make_replay(
@@ -83,7 +87,9 @@ class Graphs:
         try:
             run = self._capture(lambda: tree_flatten(work(tree_unflatten(fixed, tree))))
         except RuntimeError as problem:
-            self._remarks.append(f"engine.graphs has no effect here: a step cannot be captured ({shorten_error(problem)})")
+            remark = f"engine.graphs has no effect here: a step cannot be captured ({shorten_error(problem)})"
+            if remark not in self._remarks:  # of another choice of clients, or another batch size
+                self._remarks.append(remark)
             return lambda tensors: work(tree_unflatten(tensors, tree))
 
         def replay(tensors: Sequence[Tensor]) -> Any:

@@ -120,7 +120,7 @@ class Steps:
         self._select, self._graphs, self._loss = group.select, group.graphs, identify_loss(like)
         device = next(iter(self._stacks.values())).device
         self._const = {k: v.to(device) for k, v in const.items()}
-        self._const_of: dict[tuple[int, ...], Message] = {}  # of the clients that stepped together
+        self._const_of: dict[tuple[int, ...], Message] = {}  # of clients that stepped together in this step or the last ones
         self._memory = _stack_messages([part.client.memory for part in parts])
         self._log: list[tuple[list[int], Message]] = []  # the clients that stepped, and their loss terms [k]
         self._recipe = like.client.recipe
@@ -161,6 +161,9 @@ class Steps:
             for i, batch in batches.items():
                 counts = tuple(stack.count_steps(self._numbers[i]) for stack in counting)
                 groups.setdefault((tuple(map(describe, batch)), counts), []).append(i)
+            if len(self._const_of) > len(groups):  # each may copy a whole model of each client
+                kept = set(map(tuple, groups.values()))
+                self._const_of = {key: const for key, const in self._const_of.items() if key in kept}
             for members in groups.values():
                 self._step(members, [gather(rows) for rows in zip(*(batches[i] for i in members), strict=True)])
 
@@ -179,10 +182,10 @@ class Steps:
         """Take one step of these clients, given as positions among the clients of the phase."""
         numbers = [self._numbers[i] for i in positions]
         rows, here = self._select(numbers), self._select(positions)
-        key = tuple(positions)
-        if key not in self._const_of:  # once, so that a graph copies it once
-            self._const_of[key] = {k: here.take(v) for k, v in self._const.items()}
-        const, memory = self._const_of[key], {k: here.take(v) for k, v in self._memory.items()}
+        members = tuple(positions)
+        if members not in self._const_of:  # once, so that a graph copies it once
+            self._const_of[members] = {k: here.take(v) for k, v in self._const.items()}
+        const, memory = self._const_of[members], {k: here.take(v) for k, v in self._memory.items()}
 
         def take(inputs: tuple[Sequence[Batch], Message, Message]) -> tuple[Message, Message, dict[str, list[str]]]:
             """Return the loss terms, the next memory, and the parameters of each net that have moved."""
@@ -210,7 +213,8 @@ class Steps:
         if self._graphs is not None and all(stack.can_capture(rows) for stack in self._stacks.values()):
             for stack in self._stacks.values():
                 stack.set_counts(rows)
-            terms, memory, moved = self._graphs.run((self._loss, tuple(numbers)), take, inputs)
+            key = self._loss, tuple(numbers), tuple(const), tuple(memory)
+            terms, memory, moved = self._graphs.run(key, take, inputs)
         else:
             terms, memory, moved = take(inputs)
         for net, names in moved.items():

@@ -102,6 +102,9 @@ def check_experiment(experiment: Experiment) -> None:
         raise ConfigError("engine.precision = 'fp16' needs an NVIDIA GPU; on a CPU use 'bf16' or 'float32'")
     if engine.graphs and not has_gpu:
         raise ConfigError("engine.graphs = true needs an NVIDIA GPU; leave it out")
+    if engine.graphs and experiment.device.index:  # torch captures on a stream of the first GPU
+        fix = "set engine.device = 'cuda', and choose the GPU by the environment variable CUDA_VISIBLE_DEVICES"
+        raise ConfigError(f"engine.graphs = true takes the first GPU; {fix}")
     _check_targets(experiment)
     _check_holdout(experiment)
     _check_ensemble(experiment)

@@ -200,7 +200,7 @@ def plan_sweep(
         ConfigError: a combination is no experiment, two cannot be compared on the same rows, or `seeds` is below 1.
     """
     lists = expand_grid(grid)
-    ranges = [key for key, tried in lists.items() if len(tried) == 1 and is_range(tried[0])]
+    ranges = [key for key, tried in lists.items() if any(map(is_range, tried))]
     several = [key for key, tried in lists.items() if len(tried) > 1 or key in ranges]
     if not several:
         in_python = '(in Python: {"optimizer.lr": [0.003, 0.01, 0.03]})'
