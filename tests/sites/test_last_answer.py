@@ -61,6 +61,17 @@ def test_a_site_whose_disk_is_full_says_so_and_goes_on_when_there_is_space(tmp_p
     job.handle_event("_end_run", context)
 
 
+def test_each_failure_has_a_line_in_the_ledger_and_its_reason_is_said_once(tmp_path, monkeypatch, capsys):
+    job, context, _ = begin_job(tmp_path, monkeypatch)
+    monkeypatch.setattr(job._runtime, "_do", MagicMock(side_effect=ValueError("of the site's own code")))
+    for _ in range(3):
+        job.execute("do", make_task(0), context, None)
+    lines = [json.loads(line) for (line,) in job._runtime._journal.read("SELECT line FROM sent ORDER BY number")]
+    assert [line["round"] for line in lines if "problem" in line["told"]] == [1, 1, 1]
+    assert capsys.readouterr().out.count("of the site's own code") == 1
+    job.handle_event("_end_run", context)
+
+
 def test_a_job_holds_the_lock_from_an_order_until_its_answer_is_sent(tmp_path, monkeypatch):
     job, context, work = begin_job(tmp_path, monkeypatch)
     for round in range(2):  # an answer that was never sent does not block the next order

@@ -19,6 +19,7 @@ from fedmutual.federation import description
 from fedmutual.federation.description import find_common_metric
 from fedmutual.federation.evaluation import COPY, EvalSpec, compute_scores, select_metrics
 from fedmutual.federation.experiment import Experiment
+from fedmutual.files import is_disk_full
 from fedmutual.privacy.budget import PrivacyBudget
 from fedmutual.rundir import best
 from fedmutual.rundir import folder as folders
@@ -116,7 +117,7 @@ class SiteRuntime:
         if self.is_masked:
             check_sum_sites(self._journal, contract.sites.trainers, read_only=check_only)
         self._baseline = None if check_only else self._make_baseline()
-        self._not_done = set[str]()  # reasons for failed orders since the last success: each is logged once
+        self._not_done = set[str]()  # reasons for failed orders since the last success: each is said once
         self._public = self.experiment.make_server_state(names)  # only its names and shapes are used, which are public
         algorithm, config = self.experiment.algorithm, self.experiment.config
         sizes = MessageSizes(algorithm, self._public, names, self.is_masked)
@@ -238,16 +239,17 @@ class SiteRuntime:
             self._not_done.clear()
             return reply
         except Declined as problem:
-            why, answer = f"declined: {problem}", SiteAnswer(order, problem=str(problem))
+            is_recorded_once, why, answer = True, f"declined: {problem}", SiteAnswer(order, problem=str(problem))
         except Exception as problem:  # of any type: a site's own network or task may raise any error
             self._client = None  # discards changes since the last saved phase
             accused = problem.clients if isinstance(problem, Disagreed) else ()
-            why = describe_failure(problem)
+            is_recorded_once, why = is_disk_full(problem), describe_failure(problem)
             answer = SiteAnswer(order, problem=describe_failure_outside(problem), accused=accused)
         reply = pack_message(answer, {})
-        if why not in self._not_done:
+        if is_new := why not in self._not_done:
             self._not_done.add(why)
             self.say(f"{order.round_name}: {why}")
+        if is_new or not is_recorded_once:
             record_sent(self._journal, answer, {}, reply, SERVER)
         return reply
 
