@@ -12,7 +12,6 @@ benchmarks/results/sites-scale.json.
 
 import argparse
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -106,14 +105,15 @@ def main() -> None:
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the federation is ended
     torch.set_num_threads(1)
-    work = Path(tempfile.mkdtemp())
+    if args.rounds < 3:
+        parser.error("--rounds must be at least 3: the first and the last round are not measured")
     about = {"command": command("sites_scale.py"), "machine": machine(), "versions": versions("nvflare")}
-    own = measure_own_process(work)
-    rows = [measure(int(count), args.rounds, work) for count in args.sites.split(",")]
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as work:
+        own = measure_own_process(Path(work))
+        rows = [measure(int(count), args.rounds, Path(work)) for count in args.sites.split(",")]
     RESULTS.write_text(
         json.dumps({**about, "own_site_mib": own, "results": rows, "extrapolated": extrapolate(rows, 100)}, indent=1) + "\n"
     )
-    shutil.rmtree(work, ignore_errors=True)
 
 
 if __name__ == "__main__":
