@@ -41,6 +41,9 @@ def test_ctrl_c_and_sigterm_end_them_in_the_middle_of_a_round(tmp_path):
             fed.wait(lambda jobs=jobs: not any(map(alive, jobs)), 30, f"the job of {name} ends")
             if name == "south":
                 fed.wait(lambda: find_answered(fed) <= find_saved(fed), 30, "the last answer of south counts")
+                fed.wait(lambda: not fed.job("server"), 60, "the server waits for south")
+                fed.start("south")
+                fed.round(fed.progress()["round"] + 2)
 
 
 def find_answered(fed):
