@@ -1,4 +1,4 @@
-"""What a round costs the server: ten to thirty real sites on this machine, extrapolated to a hundred.
+"""What a round costs the server of ten to thirty real sites on this machine.
 
     uv run python benchmarks/sites_scale.py [--sites 10,20,30] [--rounds 10]
 
@@ -6,8 +6,8 @@ FML with MLPs on the digits over mutual TLS. For each number of sites, between t
 of a round by the clock (all sites share this machine's cores); processor seconds of the server's processes; tensor bytes
 that the server sent and received; and the proportional set sizes of the server and of a site, each with its job. Processes
 are forked from one process that has the imports, and share its memory. A site that a user starts takes more, which is
-measured for one site. A hundred sites do not fit in 24 GiB: the figures of the server are extrapolated. Writes
-benchmarks/results/sites-scale.json.
+measured for one site. A hundred sites do not fit in 24 GiB: the server's bytes and memory are extrapolated, but not its
+processor seconds, which grow faster than the sites. Writes benchmarks/results/sites-scale.json.
 """
 
 import argparse
@@ -90,9 +90,9 @@ def measure_own_process(work: Path) -> float:
 
 
 def extrapolate(rows: list[dict[str, Any]], count: int) -> dict[str, Any]:
-    """Return the figures of the server at `count` sites by the line of least squares through the measured ones."""
+    """Return the server's bytes and memory at `count` sites by the line of least squares through the measured ones."""
     sites = [row["sites"] for row in rows]
-    names = ("server_processor_seconds", "bytes_down", "bytes_up", "server_mib")
+    names = ("bytes_down", "bytes_up", "server_mib")
     lines = {name: linear_regression(sites, [row[name] for row in rows]) for name in names}
     return {"sites": count} | {name: figure(line.intercept + line.slope * count) for name, line in lines.items()}
 
@@ -109,11 +109,10 @@ def main() -> None:
         parser.error("--rounds must be at least 3: the first and the last round are not measured")
     about = {"command": command("sites_scale.py"), "machine": machine(), "versions": versions("nvflare")}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as work:
-        own = measure_own_process(Path(work))
+        own_mib = measure_own_process(Path(work))
         rows = [measure(int(count), args.rounds, Path(work)) for count in args.sites.split(",")]
-    RESULTS.write_text(
-        json.dumps({**about, "own_site_mib": own, "results": rows, "extrapolated": extrapolate(rows, 100)}, indent=1) + "\n"
-    )
+    content = {**about, "own_site_mib": own_mib, "results": rows, "extrapolated": extrapolate(rows, 100)}
+    RESULTS.write_text(json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":
