@@ -122,12 +122,12 @@ class RunningMean:
         """Return the mean of the replies that came."""
         while self._due:
             self._add_next()
-        mean = {}
+        means = {}
         for name, first in self._first.items():
             real, total = _view_as_real(first), self._sums[name]
             value = (total / self._weight).to(real.dtype) if real.is_floating_point() else total
-            mean[name] = torch.view_as_complex(value) if first.is_complex() else value
-        return FloatTotal(tuple(self._added), mean)
+            means[name] = torch.view_as_complex(value) if first.is_complex() else value
+        return FloatTotal(tuple(self._added), means)
 
     def _add_next(self) -> None:
         """Add the reply of the next sender, if it came, in double precision: little rounding."""

@@ -278,8 +278,8 @@ def test_two_rounds_of_fedgen():
             weights = [v.clone().requires_grad_() for v in (body, head)]
             order = torch.randperm(len(Y[i]), generator=at.rng(i, "batches"))
             x, y = torch.tensor(X[i])[order], torch.tensor(Y[i])[order]
-            own = (x @ weights[0].T @ weights[1].T).log_softmax(1)
-            loss = nn.NLLLoss()(own, y)
+            output = (x @ weights[0].T @ weights[1].T).log_softmax(1)
+            loss = nn.NLLLoss()(output, y)
             if number:
                 stream = at.rng(i, "generator")
                 other = torch.randint(2, (len(y),), generator=stream)
@@ -288,7 +288,7 @@ def test_two_rounds_of_fedgen():
                     net.eval()
                     made = net(torch.cat((y, other)), torch.cat((first, second)))
                 target = (made[: len(y)] @ weights[1].T).softmax(1).detach()
-                loss = loss + 0.98 * beta * nn.KLDivLoss(reduction="batchmean")(own, target)
+                loss = loss + 0.98 * beta * nn.KLDivLoss(reduction="batchmean")(output, target)
                 loss = loss + 0.98 * alpha * nn.NLLLoss()((made[len(y) :] @ weights[1].T).log_softmax(1), other)
             loss.backward()
             learned[i] = [(v - LR * v.grad).detach() for v in weights]

@@ -427,12 +427,12 @@ def test_fedkd_keeps_the_energy_that_the_paper_sends(energy):
         fewest = next((n for n, share in enumerate(shares, 1) if share > energy), 30)
         if decay == 0.5 and energy < 1:
             assert fewest <= 12
-        kept = min(fewest, 12)
+        count = min(fewest, 12)
         sent = factorize("w", torch.tensor(update), 0.4, energy)
         assert [v.shape for v in sent.values()] == [(40, 12), (12, 30)]
-        assert np.abs((sent["left.w"] @ sent["right.w"]).numpy() - (u[:, :kept] * s[:kept]) @ v[:kept]).max() < 1e-12
-        assert not sent["left.w"][:, kept:].any()
-        assert not sent["right.w"][kept:].any()
+        assert np.abs((sent["left.w"] @ sent["right.w"]).numpy() - (u[:, :count] * s[:count]) @ v[:count]).max() < 1e-12
+        assert not sent["left.w"][:, count:].any()
+        assert not sent["right.w"][count:].any()
 
 
 def test_two_rounds_of_proxyfl(monkeypatch):

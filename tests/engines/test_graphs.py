@@ -130,7 +130,7 @@ def test_work_that_cannot_be_captured_runs_as_it_is():
 
 def test_graphs_that_were_not_launched_for_long_are_forgotten(monkeypatch):
     """A round that draws its clients may need graphs that no other round needs: so their number has a bound."""
-    monkeypatch.setattr("fedmutual.engines.graphs.MOST", 2)
+    monkeypatch.setattr("fedmutual.engines.graphs.MOST_GRAPHS", 2)
     recorder = Recorder()
     graphs = Graphs([], recorder)
     for key, captures in zip("aabbacccab", (0, 1, 1, 2, 2, 2, 3, 3, 3, 3), strict=True):  # the first c forgets b, not a

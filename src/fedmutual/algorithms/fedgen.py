@@ -211,8 +211,8 @@ class FedGen(Fork):
             field, k = key.removeprefix(ADAM).split(" ", 1)
             optimizer.state[learned[k]][field] = v.clone()
         descend(optimizer, compute_losses())
-        kept = {f"{ADAM}{field} {k}": v for k, p in learned.items() for field, v in optimizer.state[p].items()}
-        return {k: v.detach() for k, v in state.items()} | kept
+        new_moments = {f"{ADAM}{field} {k}": v for k, p in learned.items() for field, v in optimizer.state[p].items()}
+        return {k: v.detach() for k, v in state.items()} | new_moments
 
 
 def take_model(state: Message) -> Message:

@@ -130,9 +130,9 @@ def factorize(name: str, update: Tensor, rank: float, energy: float) -> Message:
     """
     r = choose_rank(update, rank)
     u, s, v = torch.linalg.svd(update.detach().cpu().flatten(1), full_matrices=False)
-    held = s.square().cumsum(0)
-    kept = torch.arange(len(s)) <= (held <= energy * held[-1]).sum()
-    return {LEFT + name: u[:, :r] * (s * kept)[:r], RIGHT + name: (v * kept[:, None])[:r]}
+    sums = s.square().cumsum(0)
+    is_large = torch.arange(len(s)) <= (sums <= energy * sums[-1]).sum()
+    return {LEFT + name: u[:, :r] * (s * is_large)[:r], RIGHT + name: (v * is_large[:, None])[:r]}
 
 
 def restore_model(server: Message, reply: Message) -> Message:

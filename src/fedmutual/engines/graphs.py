@@ -13,7 +13,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from fedmutual.errors import shorten_error
 
-MOST = 256  # graphs of a stack: rounds that draw their clients would each add some
+MOST_GRAPHS = 256  # graphs of a stack: rounds that draw their clients would each add some
 Work = Callable[[], Any]
 """Reads and writes tensors that stay where they are; returns a tree of tensors and other values."""
 
@@ -64,8 +64,8 @@ class Graphs:
         """Return ``work(inputs)``, in new tensors.
 
         The first work with a key and with these shapes runs as it is, so that libraries prepare themselves; the second is
-        captured. Work that cannot be captured always runs as it is. Of more than `MOST` keys and shapes, that which was used
-        longest ago is forgotten.
+        captured. Work that cannot be captured always runs as it is. Of more than `MOST_GRAPHS` keys and shapes, that which
+        was used longest ago is forgotten.
 
         key: of the work, without its inputs. inputs: a tree of tensors, of one structure for each key and number of tensors.
         """
@@ -73,7 +73,7 @@ class Graphs:
         key = key, tuple((t.shape, t.stride(), t.dtype) for t in given)
         if key not in self._replays:
             self._replays[key] = None
-            if len(self._replays) > MOST:
+            if len(self._replays) > MOST_GRAPHS:
                 del self._replays[next(iter(self._replays))]
             return _run_on_own_stream(partial(work, inputs))
         replay = self._replays[key] = self._replays.pop(key) or self._make_replay(work, given, tree)  # now the last

@@ -162,8 +162,8 @@ class Steps:
                 counts = tuple(stack.count_steps(self._numbers[i]) for stack in counting)
                 groups.setdefault((tuple(map(describe, batch)), counts), []).append(i)
             if len(self._const_of) > len(groups):  # each may copy a whole model of each client
-                kept = set(map(tuple, groups.values()))
-                self._const_of = {key: const for key, const in self._const_of.items() if key in kept}
+                step_together = set(map(tuple, groups.values()))
+                self._const_of = {key: const for key, const in self._const_of.items() if key in step_together}
             for members in groups.values():
                 self._step(members, [gather(rows) for rows in zip(*(batches[i] for i in members), strict=True)])
 
@@ -223,10 +223,10 @@ class Steps:
             self._memory = memory
         else:
             for name, value in memory.items():
-                if name not in self._memory:
-                    self._memory[name] = value.new_zeros(len(self._parts), *value.shape[1:])
-                self._memory[name] = self._memory[name].clone()
-                self._memory[name][here.where] = value
+                before = self._memory.get(name)
+                of_all = value.new_zeros(len(self._parts), *value.shape[1:]) if before is None else before.clone()
+                of_all[here.where] = value
+                self._memory[name] = of_all
         self._log.append((positions, terms))
         for i in positions:
             self._took[i] += 1

@@ -166,12 +166,9 @@ def _exchange(
                 works[i] = reply.work
             up[i], down[i] = reply.up or count_bytes(reply.message), reply.down or down[i]
             report(Replied(round + 1, name, i, len(losses), len(participants)))
-        replies: Mapping[str, Message] = {i: messages[i] for i in participants if i in messages}  # not the order of arrival
-        if total is not None:
-            replies = total
-        elif phase.weigh_reply({}):
-            with compute_on_cpu():
-                replies = mean.finish()
+        in_order = {i: messages[i] for i in participants if i in messages}  # the order of arrival has no effect
+        with compute_on_cpu():
+            replies = (mean.finish() or in_order) if total is None else total
         values = {"bench": plan.bench, "clients": len(plan.clients)}  # a client's copy of a phase never has these
         names = {f.name for f in fields(phase) if f.metadata.get("from") == "run"} if is_dataclass(phase) else ()
         servers = replace(phase, **{k: v for k, v in values.items() if k in names}) if names else phase

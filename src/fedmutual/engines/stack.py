@@ -84,7 +84,7 @@ class Stack:
 
     def can_capture(self, rows: StackRows) -> bool:
         """Return whether a CUDA graph can hold a step of these clients: the step reads its rate and counts from tensors."""
-        return self.rate is None and (self._has_only(rows) or not self.counts)
+        return self.rate is None and (self._are_all(rows) or not self.counts)
 
     def set_rate(self, lr: float) -> None:
         """Set the learning rate of all clients' further steps."""
@@ -124,7 +124,7 @@ class Stack:
 
     def take(self, rows: StackRows) -> tuple[Message, Message]:
         """Return (trainable parameters, other tensors) [k, ...] of these k clients. `step` writes them back."""
-        if self._has_only(rows):
+        if self._are_all(rows):
             return self.params, self.rest
         params = {k: rows.take(p.detach()).requires_grad_() for k, p in self.params.items()}
         return params, {k: rows.take(v) for k, v in self.rest.items()}
@@ -171,7 +171,7 @@ class Stack:
         for steps in map(self._steps.__getitem__, rows.numbers):
             if self.counts or not names <= steps.keys():
                 steps.update({name: steps.get(name, 0) + 1 for name in names})
-        if self._has_only(rows):
+        if self._are_all(rows):
             self._counted.update({name: self._steps[rows.numbers[0]][name] for name in names})
 
     def _make_count(self, p: Tensor, optimizer: Optimizer, count: int) -> Tensor:
@@ -180,20 +180,20 @@ class Stack:
 
     def _make_optimizer(self, rows: StackRows, params: Message) -> tuple[Optimizer, dict[str, Message]]:
         """Return an optimiser of these parameters and its state. All clients together always get one common optimiser."""
-        if self._has_only(rows) and self._common is not None:
+        if self._are_all(rows) and self._common is not None:
             return self._common, self._slots
         slots = {slot: {k: rows.take(v) for k, v in stacked.items()} for slot, stacked in self._slots.items()}
         optimizer = make_optimizer_alike(self._clients[0].optimizers[self._net], params.values())
         for name, p in params.items():
             optimizer.state[p] = {slot: values[name] for slot, values in slots.items()}
-        if self._has_only(rows):
+        if self._are_all(rows):
             self._common = optimizer
             for group in optimizer.param_groups:
                 if self.rate is None and "capturable" in group:  # unread by fused kernels; torch captures no Adam without it
                     group["capturable"] = True
         return optimizer, slots
 
-    def _has_only(self, rows: StackRows) -> bool:
+    def _are_all(self, rows: StackRows) -> bool:
         """Return whether these rows are all clients of the stack."""
         return len(rows.numbers) == self.count
 

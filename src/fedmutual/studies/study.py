@@ -162,12 +162,13 @@ def train_runs(
         requests.append(RunRequest(config, folder, resume, [*(partial(_observe, o, key) for o in observers), *watching]))
     configs = [request.config for request in requests]
     limited = limit_jobs(configs, 1 if observers and jobs is None else jobs)
-    batches: dict[Any, list[RunRequest]] = {}  # setting or number -> runs that train in common stacks
-    is_stacked, is_alone = can_stack(configs), limited == 1
-    for number, request in enumerate(requests):
-        setting = "all" if is_alone else repr(request.config.model_copy(update={"seed": 0}))
-        batches.setdefault(setting if is_stacked else number, []).append(request)
-    queue = _StudyQueue(list(batches.values()), tolerated)
+    batches = [[request] for request in requests]
+    if can_stack(configs):
+        of_settings: dict[str, list[RunRequest]] = {}
+        for request in requests:
+            of_settings.setdefault(repr(request.config.model_copy(update={"seed": 0})), []).append(request)
+        batches = [requests] if limited == 1 else list(of_settings.values())
+    queue = _StudyQueue(batches, tolerated)
     if limited is None and seconds is not None:
         limited = choose_jobs(len(queue), seconds, configs[0].engine.threads)
     train_queue(queue, limited)

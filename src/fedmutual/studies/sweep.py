@@ -421,9 +421,7 @@ def _judge_sweep(plan: SweepPlan, tried: Sequence[ScoredTrial], best: tuple[Scor
     """Return the result, with warnings about the best setting and others, and the cost of all trainings."""
     study = plan.study
     last = max((trial.round or 0 for trial in tried), default=0)
-    longest = [
-        trial for trial in tried if (trial.round or 0) == last
-    ]  # with halving, the settings that were not ended early
+    longest = [trial for trial in tried if (trial.round or 0) == last]  # with halving, those that were not ended early
     warnings = describe_choice(longest, best, _find_ends_of_values(plan, tried, best[0]) if best else ())
     split = plan.combinations[0].config.split
     if split.folds and split.fold is None:
