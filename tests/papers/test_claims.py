@@ -125,7 +125,7 @@ def test_a_cell_of_one_seed_takes_no_interval_away(measured):
     assert (judged.verdict, judged.overall.n, judged.unpaired) == ("supported", 5, ("digits MLP, Non-IID",))
     assert describe_verdict(judged, 1) == (
         "supported: +10.0 points (equal in all 5 seeds), mean over 1 of 3 cells, without digits MLP, "
-        "Non-IID (no common seeds): 1 supported and 1 inconclusive without adjustment"
+        "Non-IID (too few seeds in common): 1 supported and 1 inconclusive without adjustment"
     )
 
 
