@@ -47,6 +47,14 @@ def test_kept_and_found_again(store, planned):
     assert "numerics" not in (store.folder / "table9/digits/iid.json").read_text()  # of the first version, as it was before
 
 
+def test_a_cell_that_confirms_has_other_seeds(papers, store, planned, look):
+    text = (papers / "table9/digits/iid.toml").read_text().replace('row = "IID"', 'row = "later"\nfirst_seed = 200')
+    (papers / "table9/digits/later.toml").write_text(text)
+    for job in planned(seeds=(0, 1, 200)).values():
+        keep(store, job)
+    assert {m.cell.about.row: m.seeds for m in look()} == {"IID": [0, 1], "later": [200], "Non-IID": []}
+
+
 def test_a_file_has_a_line_a_run_and_holds_each_once(store, planned):
     for seed in (1, 0, 1):
         keep(store, planned(seeds=(seed,))["fml", seed])

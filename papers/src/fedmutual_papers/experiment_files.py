@@ -27,6 +27,7 @@ from fedmutual_papers.measures import End, suggest_near
 
 INDEX, NOTES, RESULTS, SWEEPS = "index.toml", "notes.toml", "results", "sweeps"
 DEFAULT_RATE = Config.model_fields["optimizer"].default.lr
+MOST_SEEDS = 100  # of a cell
 AVERAGE = "average"  # beside the nodes' own, the paper's mean over them
 
 Of = Literal["mean", "every", "most"]
@@ -93,6 +94,7 @@ class CellTable(_Section):
     noise: tuple[float, ...] = ()  # Gaussian weight noise under which the last global model is scored
     node: str | None = None  # the node that is looked at closely: its losses over the rounds, its features at the end
     optional: bool = False  # left out, with a word, where its data are not there
+    first_seed: int = Field(default=0, ge=0)  # after 0 where a setting that other seeds chose is confirmed
     arms: dict[str, Arm]
 
 
@@ -275,6 +277,10 @@ class Cell:
         """Return whether the clients' validation data are test images, as in the journal version of the FML paper."""
         split = self.tables.get("split", {})
         return split.get("preset", "journal") == "journal" and "validation" not in split
+
+    def list_seeds(self, count: int = MOST_SEEDS) -> range:
+        """Return the first seeds of the cell."""
+        return range(self.about.first_seed, self.about.first_seed + count)
 
     @property
     def target(self) -> float | None:

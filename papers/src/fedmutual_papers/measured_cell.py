@@ -111,16 +111,16 @@ def is_incomplete(cell: Cell, result: Result) -> bool:
 
 
 def read_measured_cells(
-    experiment: PaperExperiment, store: ResultStore, wanted: Scale | None = None, seeds: Iterable[int] | None = None
+    experiment: PaperExperiment, store: ResultStore, wanted: Scale | None = None, seeds: int | None = None
 ) -> list[MeasuredCell]:
     """Return one `MeasuredCell` for each cell: at the wanted scale if there are results, else at the most complete scale.
 
-    seeds: limit the results at the wanted scale to these seeds; None means all seeds.
+    seeds: limit the results at the wanted scale to so many seeds of each cell; None: all its seeds.
     """
     return [_read_measured(cell, store, wanted, seeds) for cell in experiment.cells]
 
 
-def _read_measured(cell: Cell, store: ResultStore, wanted: Scale | None, seeds: Iterable[int] | None) -> MeasuredCell:
+def _read_measured(cell: Cell, store: ResultStore, wanted: Scale | None, seeds: int | None) -> MeasuredCell:
     """Return the results of a cell. The scales of all stored runs are candidates, because cells share runs."""
     stored = (*store.list_results(cell.id), *store.list_all_results())
     scales = (Scale(limit, tuple(result.changed.items())) for result in stored for limit in (result.limit, result.rounds))
@@ -129,9 +129,10 @@ def _read_measured(cell: Cell, store: ResultStore, wanted: Scale | None, seeds: 
         if scale is None:
             continue
         rounds = {cell.limit_rounds(arm, scale.rounds) for arm in cell.arms}
-        known = {result.seed for result in store.list_all_results() if result.rounds in rounds}
+        of_cell = cell.list_seeds(seeds) if scale == asked and seeds is not None else cell.list_seeds()
+        known = {result.seed for result in store.list_all_results() if result.rounds in rounds and result.seed in of_cell}
         results: dict[str, dict[int, Result]] = {arm: {} for arm in cell.shown}
-        for job in list_jobs(cell, sorted(known & set(seeds) if scale == asked and seeds is not None else known), scale):
+        for job in list_jobs(cell, sorted(known), scale):
             if job.arm in results and (result := job.find_result(store)) is not None:
                 results[job.arm][job.seed] = result
         candidates.append(MeasuredCell(cell, scale, results))

@@ -78,7 +78,7 @@ def train(
     with lock_folder(out, "has been writing pages for a minute", "run this command again", LOCK_LIMIT):
         now = _open_store(root, results or out / RESULTS)  # with results that other processes stored meanwhile
         family = [e for e in read_experiments(root or find_home()) if e.family == experiment.family and e.id != id]
-        measured = read_measured_cells(experiment, now, scale, range(seeds))
+        measured = read_measured_cells(experiment, now, scale, seeds)
         page, *_ = pages.adjust(
             [pages.make_page(experiment, measured), *(pages.make_page(e, read_measured_cells(e, now)) for e in family)]
         )

@@ -67,7 +67,7 @@ def train_cells(
     Raises:
         UserError: as `fedmutual.run`; a configuration that is not valid is reported before the first run is trained.
     """
-    planned = [list(list_jobs(cell, range(seeds), scale, here or {})) for cell in cells]
+    planned = [list(list_jobs(cell, cell.list_seeds(seeds), scale, here or {})) for cell in cells]
     queue = CellQueue(out, store, watch, say, [of_cell for of_cell in planned if not _lacks_data(of_cell, store, say)])
     left = list(queue.left.values())
     for job in {job.cell.id: job for job in left if job.cell.about.node}.values():
