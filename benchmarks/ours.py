@@ -28,7 +28,7 @@ from fedmutual.events import Event, Observer, RoundDone, Started
 from fedmutual.federation.build import build
 from fedmutual.federation.experiment import Experiment
 from fedmutual.federation.plan import RoundPlan
-from fedmutual.rundir.observers import Ledger
+from fedmutual.rundir.logs import Ledger
 from fedmutual.studies.run import EngineHandle
 from fedmutual.studies.study import run
 

@@ -12,7 +12,7 @@ from turns import Stage
 
 from fedmutual.config import Config, parse_config
 from fedmutual.engines import allocator
-from fedmutual.rundir.observers import Ledger
+from fedmutual.rundir.logs import Ledger
 from fedmutual.studies.run import EngineHandle
 
 VALIDATION, TEST = 100, 150  # rows of a node, for what is reported apart

@@ -9,7 +9,7 @@ from common import Options
 from ours import hosted, noisy, train
 
 from fedmutual.rundir.file_names import LEDGER
-from fedmutual.rundir.observers import Ledger
+from fedmutual.rundir.logs import Ledger
 from fedmutual.rundir.record_files import read_records
 from fedmutual.rundir.schema import LedgerLine
 

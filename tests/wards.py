@@ -20,7 +20,7 @@ from fedmutual.core import Message
 from fedmutual.errors import UserError
 from fedmutual.events import Noted
 from fedmutual.federation.experiment import Experiment
-from fedmutual.rundir.text import describe_event
+from fedmutual.rundir.logs import describe_event
 from fedmutual.sites import contract as contracts
 from fedmutual.sites import site_settings
 from fedmutual.sites.coordinator import Coordinator

@@ -223,7 +223,7 @@ def of_client(change):
         (write("checkpoint.json", "{"), "checkpoint.json: is damaged"),
         (write("checkpoint.json", '{"format": 9}'), "checkpoint.json: is of format 9"),
         (write("environment.json", "[]"), "environment.json: is damaged"),
-        (write("metrics.jsonl", "{nonsense}\n"), "metrics.jsonl: line 1 is damaged"),
+        (write("metrics.jsonl", "{nonsense}\n"), "metrics.jsonl: line 1 is not what fedmutual writes"),
     ],
 )
 def test_a_run_with_damaged_or_foreign_files_is_not_resumed(small, cli, change, sentence):

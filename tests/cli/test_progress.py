@@ -6,8 +6,8 @@ import pytest
 from rich.console import Console
 
 from fedmutual.events import Evaluated, Failed, Finished, Noted, Replied, Score, Started
-from fedmutual.rundir import text
-from fedmutual.rundir.text import AllRuns, format_holdout_scores, format_worst_nodes
+from fedmutual.rundir import logs
+from fedmutual.rundir.logs import AllRuns, format_holdout_scores, format_worst_nodes
 from fedmutual.studies.observers import LINES, ProgressDisplay
 
 pytestmark = pytest.mark.run
@@ -26,11 +26,11 @@ def scores(model="personal"):
 def clock(monkeypatch):
     """A clock that the test sets."""
     now = [0.0]
-    monkeypatch.setattr(text.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(logs.time, "monotonic", lambda: now[0])
     return now
 
 
-def screen(terminal, line=text.format_scores, end=format_worst_nodes, runs=1):
+def screen(terminal, line=logs.format_scores, end=format_worst_nodes, runs=1):
     console = Console(file=io.StringIO(), force_terminal=terminal, width=80)
     return ProgressDisplay(console, line, end, runs), console.file
 
@@ -109,9 +109,9 @@ def test_a_sweep_shows_no_test_score(clock):
 
 
 def test_a_shared_model_counts_for_every_node_and_only_domains_have_this_line():
-    assert text.format_scores(scores("global")) == "ACC 85.0 %  BWT 96.0 %  FWT 77.5 %"
+    assert logs.format_scores(scores("global")) == "ACC 85.0 %  BWT 96.0 %  FWT 77.5 %"
     plain = tuple(s for s in scores() if s.data == "validation")
-    assert text.format_scores(plain) == "personal 50.0 % (worst 50.0 %)"
+    assert logs.format_scores(plain) == "personal 50.0 % (worst 50.0 %)"
     assert format_worst_nodes(plain) == ""
 
 
@@ -120,8 +120,8 @@ def test_where_hold_out_rows_alone_are_scored_they_are_what_is_shown():
     held = tuple(Score("personal", i, "holdout", {"accuracy": share}) for i, share in (("0", 0.5), ("40", 0.7)))
     other = (Score("personal", "c", "holdout", {"loss": 0.1234}), Score("meme", "c", "holdout", {"loss": 0.2}))
     line = "personal 60.0 %  personal of c loss 0.123  fork of c loss 0.2 on hold-out"
-    assert text.format_scores((*held, *other)) == line
-    assert text.format_scores(()) == "no scores are shared"
+    assert logs.format_scores((*held, *other)) == line
+    assert logs.format_scores(()) == "no scores are shared"
 
 
 def test_a_problem_of_every_round_is_remarked_once():

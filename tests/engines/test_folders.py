@@ -68,8 +68,8 @@ DAMAGED = {
     "server/round-2.safetensors": "is truncated",
     "clients/1/round-2.safetensors": "is truncated",
     "clients/1/best.safetensors": "is truncated",
-    "metrics.jsonl": "line 1 is damaged",
-    "ledger.jsonl": "line 1 is damaged",
+    "metrics.jsonl": "line 1 is not what fedmutual writes",
+    "ledger.jsonl": "line 1 is not what fedmutual writes",
 }
 
 

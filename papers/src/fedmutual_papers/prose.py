@@ -12,7 +12,7 @@ from fedmutual.errors import join_words
 from fedmutual.report.rendering import make_environment
 from fedmutual.results.estimate import Estimate
 from fedmutual.results.scale import format_number, format_percent_number
-from fedmutual.rundir.text import format_duration
+from fedmutual.rundir.logs import format_duration
 from fedmutual_papers.experiment_files import Arm
 from fedmutual_papers.measured_cell import MeasuredCell
 from fedmutual_papers.store import Result

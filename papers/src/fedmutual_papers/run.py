@@ -30,8 +30,8 @@ from fedmutual.files import write_json
 from fedmutual.rundir.checkpoint import make_file_name, read_checkpoint, read_state
 from fedmutual.rundir.file_names import CONFIG, LOCK, SUMMARY, list_client_folders, server_folder
 from fedmutual.rundir.folder import check_resumable, lock_folder
+from fedmutual.rundir.logs import format_duration
 from fedmutual.rundir.record_files import read_environment
-from fedmutual.rundir.text import format_duration
 from fedmutual.studies.run import RunRequest, can_stack
 from fedmutual.studies.side_by_side import limit_jobs, train_queue
 from fedmutual_papers.collect import check_node, make_result

@@ -87,7 +87,7 @@ def _submit_run(lead_kit: "kits.Kit", contract: "Contract", folder: Path, starte
 
 def status(file: File, kit: Kit) -> None:
     """Show the progress of a federation, and how each site stands."""
-    from fedmutual.rundir.text import format_duration
+    from fedmutual.rundir.logs import format_duration
     from fedmutual.sites.flare.progress import format_notes
     from fedmutual.sites.monitor import describe_sites
 

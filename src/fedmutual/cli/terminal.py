@@ -105,7 +105,7 @@ def show_progress(
     """
     from fedmutual.boundary import Refused
     from fedmutual.core import Disagreed, Diverged
-    from fedmutual.rundir.text import format_worst_nodes
+    from fedmutual.rundir.logs import format_worst_nodes
     from fedmutual.studies.observers import ProgressDisplay
 
     watch = ProgressDisplay(err, line, runs=runs) if line else ProgressDisplay(err, end=format_worst_nodes, runs=runs)

@@ -122,7 +122,7 @@ def compare(
     `--join NAME` trains coalitions of one participant by the file's algorithm instead; page: OUT/join.html.
     """
     from fedmutual.config.grid import format_value, is_range
-    from fedmutual.rundir.text import format_holdout_scores
+    from fedmutual.rundir.logs import format_holdout_scores
     from fedmutual.studies import compare as comparing
     from fedmutual.studies.study import list_runs
 
@@ -303,7 +303,7 @@ def sweep(
     whose personal models are worse than after local-only training. Runs: OUT/SETTING/SEED, all results: OUT/sweep.json.
     """
     from fedmutual.config.grid import read_grid
-    from fedmutual.rundir.text import format_holdout_scores
+    from fedmutual.rundir.logs import format_holdout_scores
     from fedmutual.studies.sweep import plan_sweep, train_sweep
 
     plan = plan_sweep(file, read_grid(set or []), seeds, by.value if by else None, out_folder, trials, halving)

@@ -19,7 +19,7 @@ from fedmutual.events import Score
 from fedmutual.federation.evaluation import EVAL_MODE_FIX, EvalSpec, compute_scores, select_metrics
 from fedmutual.rundir import best
 from fedmutual.rundir.best import BestRule
-from fedmutual.rundir.observers import append_scores
+from fedmutual.rundir.logs import append_scores
 from fedmutual.scores import drop_values
 from fedmutual.stepping import PhaseResult, describe_stop, work
 

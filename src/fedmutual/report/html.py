@@ -15,8 +15,7 @@ from fedmutual.report import measures, provenance, tables, traffic
 from fedmutual.report.cells import PageTable
 from fedmutual.report.columns import DOMAIN_ROWS
 from fedmutual.report.curves import BYTES, SLOTS, Picture, make_data_table, make_pictures
-from fedmutual.report.gain_plot import draw_gains
-from fedmutual.report.plots import Styles, draw_curves, draw_reliability
+from fedmutual.report.plots import Styles, draw_curves, draw_gains, draw_reliability
 from fedmutual.report.rendering import check_page, load_page_template, write_text
 from fedmutual.report.verdicts import Verdict, judge
 from fedmutual.results.comparison import RunComparison, find_differences, make_comparisons

@@ -18,6 +18,7 @@ from fedmutual.rundir.schema import (
     Calibration,
     Calibrations,
     Environment,
+    LogLine,
     Participant,
     Record,
     Subgroups,
@@ -114,23 +115,31 @@ def read_records(path: Path, kind: type[R], start: int = 0) -> Iterator[R]:
     Raises:
         RunError: the log cannot be read, or a line of it is cut off or does not follow the schema.
     """
-    if not path.exists():
-        return
-    try:
-        with path.open("rb") as file:
-            file.seek(start)
-            text = file.read().decode("utf-8")
-    except (OSError, ValueError) as problem:
-        raise RunError(f"{path}: cannot be read ({problem}); correct the cause, or begin again in another folder") from None
-    lines = text.splitlines()
-    is_cut = bool(text) and not text.endswith("\n")
-    for number, line in enumerate(lines, 1):
+    *complete, rest = _read_lines(path, start)
+    for number, line in enumerate([*complete, rest] if rest else complete, 1):
         try:
             yield kind.model_validate_json(line)
         except ValidationError as problem:
-            raise make_line_error(path, number, describe_violation(problem), is_cut and number == len(lines)) from None
-    if is_cut:
-        raise make_line_error(path, len(lines), "the line has no end", is_cut)
+            raise make_line_error(path, number, describe_violation(problem), number > len(complete)) from None
+    if rest:
+        raise make_line_error(path, len(complete) + 1, "the line has no end", is_cut=True)
+
+
+def _read_lines(path: Path, start: int = 0) -> list[bytes]:
+    """Return the lines of a log, and last the text after the last line end: empty, or an incomplete line.
+
+    start: the bytes that are left out. Raises RunError if there is a log that cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            file.seek(start)
+            return file.read().split(b"\n")
+    except FileNotFoundError:
+        return [b""]
+    except OSError as problem:
+        raise RunError(
+            f"{path}: cannot be read ({problem.strerror or problem}); correct the cause, or begin again in another folder"
+        ) from None
 
 
 def append_records(path: Path, records: Iterable[Record]) -> None:
@@ -180,22 +189,17 @@ def rewind(path: Path, keep: Callable[[int], bool]) -> None:
     Raises:
         RunError: a line is damaged, or the file cannot be read or written.
     """
-    text = _read_text(path)
-    if text is None:
-        return
+    *complete, _ = _read_lines(path)
     remaining_lines = []
-    complete = text.split("\n")[:-1]  # text after the last line end is an incomplete line
-    for number, text in enumerate(complete, 1):
+    for number, line in enumerate(complete, 1):
         try:
-            line = json.loads(text)
-        except (ValueError, RecursionError):
-            line = None
-        round = line.get("round") if isinstance(line, dict) else None
-        if type(round) is not int:  # True is an int, too
-            raise RunError(f"{path}: line {number} is damaged; restore the file, or start a new run in another folder")
+            round = LogLine.model_validate_json(line).round
+        except ValidationError as problem:
+            raise make_line_error(path, number, describe_violation(problem)) from None
         if keep(round):
-            remaining_lines.append(text + "\n")
-    write_bytes(path, "".join(remaining_lines).encode())
+            remaining_lines.append(line + b"\n")
+    if path.exists():
+        write_bytes(path, b"".join(remaining_lines))
 
 
 def append_lines(path: Path, lines: Iterable[str], sync: bool = False) -> None:
@@ -233,21 +237,6 @@ def sync_logs(folder: Path) -> None:
     for path in (folder / METRICS, folder / LEDGER, *(folder / "clients").glob(f"*/{METRICS}")):
         if path.is_file():
             append_lines(path, (), sync=True)
-
-
-def _read_text(path: Path) -> str | None:
-    """Return the text of a log; None if there is no log."""
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as problem:
-        raise RunError(f"{path}: cannot be read ({problem.strerror or problem})") from None
-    try:
-        return content.decode()
-    except UnicodeDecodeError as problem:
-        number = content.count(b"\n", 0, problem.start) + 1
-        raise RunError(f"{path}: line {number} is damaged; restore the file, or start a new run in another folder") from None
 
 
 def read_environment(folder: Path) -> Environment:

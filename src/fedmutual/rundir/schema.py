@@ -61,7 +61,13 @@ class ScoreRow(Record):
         return value if isinstance(value, int | float) else None
 
 
-class Evaluation(Record):
+class LogLine(Record):
+    """A line of metrics.jsonl or ledger.jsonl."""
+
+    round: Number
+
+
+class Evaluation(LogLine):
     """A line of metrics.jsonl: the scores after a round."""
 
     round: Annotated[int, Field(ge=1)]
@@ -81,10 +87,9 @@ TRANSFER_DATA = {"acc": "test", "bwt": "test.own", "fwt": "test.others"}
 """Measure -> test rows of the accuracy: of all nodes together, of the node's domain, of the other nodes together."""
 
 
-class LedgerLine(Record):
-    """A line of ledger.jsonl: bytes of the tensors sent down to a client and up from it in a phase."""
+class LedgerLine(LogLine):
+    """A line of ledger.jsonl: bytes of the tensors sent down to a client and up from it in a phase. Round 0 is the start."""
 
-    round: Number  # 0: before the first
     phase: str
     client: str
     down: Number

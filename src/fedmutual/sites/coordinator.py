@@ -28,10 +28,9 @@ from fedmutual.federation.plan import RoundPlan
 from fedmutual.rundir import folder as folders
 from fedmutual.rundir.checkpoint import Checkpoints, read_checkpoint, restore_server
 from fedmutual.rundir.file_names import CONFIG, ENVIRONMENT, LEDGER, METRICS, SUMMARY
-from fedmutual.rundir.observers import Ledger, Metrics
+from fedmutual.rundir.logs import Ledger, Metrics, TextLog
 from fedmutual.rundir.schema import RecordedEngine, Saved
 from fedmutual.rundir.summary import write_summary
-from fedmutual.rundir.text import TextLog
 from fedmutual.rundir.trackers import check_installed, open_trackers
 from fedmutual.sites.contract import Contract, identify
 from fedmutual.sites.engine import Setback, SitesEngine, TooFew

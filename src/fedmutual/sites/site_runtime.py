@@ -24,7 +24,7 @@ from fedmutual.privacy.budget import PrivacyBudget
 from fedmutual.rundir import best
 from fedmutual.rundir import folder as folders
 from fedmutual.rundir.file_names import METRICS, SUMMARY, client_folder, server_folder
-from fedmutual.rundir.observers import Metrics
+from fedmutual.rundir.logs import Metrics
 from fedmutual.rundir.record_files import is_scored_on_resume, read_records, rewind
 from fedmutual.rundir.schema import Evaluation, RecordedEngine
 from fedmutual.rundir.summary import write_summary

@@ -39,7 +39,7 @@ from fedmutual.report.plots import Styles, draw_curves
 from fedmutual.report.rendering import load_page_template
 from fedmutual.results.comparison import SHORT
 from fedmutual.results.scale import MetricScale, format_size
-from fedmutual.rundir.text import format_duration
+from fedmutual.rundir.logs import format_duration
 from fedmutual.sites.flare.kits import SOON
 from fedmutual.sites.monitor import EXCLUDED, LATE, PRESENT, RESTARTING, SITE_WORDS, Facts, Monitor
 from fedmutual.sites.schema import MOST_AHEAD

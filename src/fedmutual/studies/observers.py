@@ -9,7 +9,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from fedmutual.errors import warn_user
 from fedmutual.events import Evaluated, Event, Failed, Finished, Noted, Observer, Replied, Score, Started
-from fedmutual.rundir.text import AllRuns, describe_event, format_scores
+from fedmutual.rundir.logs import AllRuns, describe_event, format_scores
 
 LINES = 100  # at most, of a run without a terminal; log.txt has a line for every evaluation
 FormatScores = Callable[[tuple[Score, ...]], str]

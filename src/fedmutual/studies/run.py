@@ -31,11 +31,10 @@ from fedmutual.rundir import folder as folders
 from fedmutual.rundir import trackers
 from fedmutual.rundir.checkpoint import Checkpoints, load_client, make_file_name, read_checkpoint, restore_server
 from fedmutual.rundir.file_names import CONFIG, LEDGER, METRICS, client_folder, server_folder
-from fedmutual.rundir.observers import Ledger, Metrics
+from fedmutual.rundir.logs import Ledger, Metrics, TextLog
 from fedmutual.rundir.record_files import is_finished, read_environment, read_summary, rewind
 from fedmutual.rundir.schema import Environment, RecordedEngine, Saved
 from fedmutual.rundir.summary import write_summary
-from fedmutual.rundir.text import TextLog
 from fedmutual.studies import privacy_plan
 from fedmutual.studies.trained_run import Run, open_trained_run
 from fedmutual.tensor_files import read_tensors

@@ -16,8 +16,8 @@ from fedmutual.events import Evaluated, Event, Noted, PhaseDone, Replied, RoundD
 from fedmutual.files import FORMAT, JSON_LOGS, make_log_line, read_json, write_json
 from fedmutual.rundir.checkpoint import make_file_name
 from fedmutual.rundir.file_names import CHECKPOINT, CONFIG, ENVIRONMENT, LEDGER, LOG, METRICS, PARTITION, SERVER, SUMMARY
+from fedmutual.rundir.logs import AllRuns, format_scores
 from fedmutual.rundir.record_files import check_record
-from fedmutual.rundir.text import AllRuns, format_scores
 from fedmutual.sites.contract import Contract
 from fedmutual.sites.protocol import clean_text
 

@@ -6,8 +6,7 @@ import pandas as pd
 import pytest
 
 from fedmutual.report.curves import Curve, Picture
-from fedmutual.report.gain_plot import GainRow, draw_gains, find_limits
-from fedmutual.report.plots import choose_marks, draw_curves
+from fedmutual.report.plots import GainRow, choose_marks, draw_curves, draw_gains, find_limits
 from fedmutual.results.estimate import Estimate
 from fedmutual.results.gains import Gains
 
