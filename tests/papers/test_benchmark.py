@@ -8,7 +8,6 @@ from statistics import fmean
 import pytest
 
 from committed import read_committed_experiments
-from fedmutual.algorithms import ALGORITHMS
 from fedmutual.config import read_tables
 from fedmutual_papers import pages
 from fedmutual_papers.benchmark import (
@@ -17,14 +16,12 @@ from fedmutual_papers.benchmark import (
     TEMPLATE,
     compare_methods,
     count_bytes,
-    count_code_lines,
     describe_rivals,
     make_recommendations,
     render_benchmark,
     select,
     summarise,
     tabulate_cell,
-    tabulate_code_lines,
 )
 from fedmutual_papers.claims import CONTRADICTED, INCONCLUSIVE, SUPPORTED
 from fedmutual_papers.experiment_files import RESULTS, find_home, read_experiment
@@ -149,16 +146,6 @@ def test_where_no_method_leads_local_only_training_the_page_says_so(fill):
     cells = fill(lambda arm, seed: 0.7 + (0.1 if (arm == "fml") == (seed == 0) else 0.0))
     table = make_recommendations(compare_methods(cells), cells)
     assert {cell.text for cell in table.rows[0][1:]} == {"local-only training: no method is shown to be better"}
-
-
-def test_code_lines_leave_out_blanks_comments_and_docstrings():
-    source = '"""Title."""\n\nimport os  # why\n\n\n# a comment\ndef f(x):\n    """Text\n    of two lines."""\n'
-    source += "    return (\n        x\n    )\n"
-    assert count_code_lines(source) == 5
-    rows = {row[0].text: row[2].text for row in tabulate_code_lines().rows}
-    assert rows.keys() == {f"`{name}`" for name in ALGORITHMS}
-    assert rows["`fedper`"] == "none of its own"
-    assert 10 < int(rows["`fedprox`"]) < int(rows["`fedh2l`"])
 
 
 def test_a_page_of_too_few_seeds_gives_no_verdict(benchmark, fill, papers):

@@ -1,9 +1,5 @@
 """Write the benchmark page: the accuracy of each method on equal data, and the methods better than the papers' methods."""
 
-import ast
-import inspect
-import io
-import tokenize
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,7 +7,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedmutual.algorithms import ALGORITHMS
 from fedmutual.algorithms.registry import METHODS
 from fedmutual.config.grid import LEARNING_RATE
 from fedmutual.report.cells import PageTable, TableCell
@@ -237,7 +232,6 @@ def render_benchmark(page: Page, root: Path, pages: str) -> str:
         rivals=partial(describe_rivals, comparisons),
         recommended=render_table(recommended, caption=False) if recommended else "",
         percent=lambda cell, arm: f"{100 * ranked[cell][arm]:.1f} %" if arm in ranked.get(cell, ()) else "n/a",
-        lines=render_table(tabulate_code_lines(), caption=False),
         cells=[summarise(of_cell) for of_cell in page.measured_cells],
         state=prose.describe_state(page.measured_cells),
         comparisons=len(set(map(_identify_pair, measured))),
@@ -247,29 +241,3 @@ def render_benchmark(page: Page, root: Path, pages: str) -> str:
         hardware=list(prose.describe_origins(page.measured_cells)),
         commands=prose.list_commands(page.measured_cells),
     )
-
-
-_NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
-
-
-def count_code_lines(source: str) -> int:
-    """Return the number of lines of a Python source without blank lines, comments and docstrings."""
-    tokens = [t for t in tokenize.generate_tokens(io.StringIO(source).readline) if t.type not in _NO_CODE]
-    lines = {line for token in tokens for line in range(token.start[0], token.end[0] + 1)}
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            lines -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    return len(lines)
-
-
-def tabulate_code_lines() -> PageTable:
-    """Return a table with a row for each method: its file and its lines of code; a preset's keys in the place of lines."""
-    rows = []
-    for name, kind in ALGORITHMS.items():
-        path, method = Path(inspect.getsourcefile(kind) or ""), METHODS[name]
-        keys, lines = ", ".join(f"`model.{key}`" for key in method.model), str(count_code_lines(path.read_text("utf-8")))
-        more = f", with {keys}" if keys else ""
-        if method.about is not None:  # another method's class
-            more, lines = more or ", on pooled data", "none of its own"
-        rows.append((f"`{name}`", f"[{path.name}](../src/fedmutual/algorithms/{path.name}){more}", lines))
-    return tabulate("code-lines", "", ("Method", "File"), ("Lines of code",), rows)

@@ -88,7 +88,6 @@ class CellTable(_Section):
     row: str
     column: str
     printed_in: str = ""  # the cell, by its id, where the paper's numbers of these arms are counted; unset, here
-    paper_rounds: int | None = Field(default=None, ge=1)  # what the paper trains for, where `rounds` is not that
     clients: tuple[str, ...] | None = None  # the clients that are scored; unset, all
     each: bool = False  # whether every client's curve is kept
     noise: tuple[float, ...] = ()  # Gaussian weight noise under which the last global model is scored

@@ -52,8 +52,8 @@ class Scale:
 
     def describe(self, cell: Cell, arm: str | None = None) -> str:
         """Return "shortened: 50 of 200 rounds, partition.examples = 200" for a cell or one arm; "" for the full length."""
-        of_cell = (self.rounds or cell.most_rounds, cell.about.paper_rounds or cell.most_rounds)
-        rounds, full_rounds = of_cell if arm is None else self.count_rounds(cell, arm)
+        full_rounds = cell.most_rounds
+        rounds, full_rounds = (self.rounds or full_rounds, full_rounds) if arm is None else self.count_rounds(cell, arm)
         parts = [f"{rounds} of {full_rounds} rounds"] if rounds < full_rounds else []
         parts += [f"{k} = {json.dumps(v)}" for k, v in self.changed]
         return f"shortened: {', '.join(parts)}" if parts else ""
@@ -64,15 +64,10 @@ class Scale:
         return Fraction(rounds, cell.common_rounds), json.dumps(self.changed)
 
     def count_rounds(self, cell: Cell, arm: str) -> tuple[int, int]:
-        """Return (the arm's rounds at this scale, its full rounds), or those of the arm it starts from, if that is cut more.
-
-        The full rounds are the paper's, if the cell says that the paper trains for more rounds.
-        """
-        longer = cell.about.paper_rounds / cell.most_rounds if cell.about.paper_rounds else 1.0
+        """Return (the arm's rounds at this scale, its full rounds), or of the arm it starts from, if that is cut more."""
         chain = [arm, *filter(None, (cell.arms[arm].needs,))]
         pairs = [(cell.limit_rounds(a, self.rounds), cell.get_rounds(a)) for a in chain]
-        rounds, full_rounds = min(pairs, key=lambda pair: Fraction(*pair))
-        return rounds, round(full_rounds * max(longer, 1.0))
+        return min(pairs, key=lambda pair: Fraction(*pair))
 
 
 @dataclass(frozen=True)

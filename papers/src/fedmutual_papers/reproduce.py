@@ -20,6 +20,9 @@ from fedmutual_papers.run import Say, Watch, train_cells
 from fedmutual_papers.store import LOCK_LIMIT, ResultStore
 
 FRONT = "README.md"
+# The comment lines before and after the table of the front page.
+BEGIN = "<!-- printed numbers: made by `fedmutual reproduce --pages FOLDER` from the results; not to be edited -->"
+END = "<!-- end of printed numbers -->"
 
 
 def print_experiments(root: Path | None, console: Console) -> None:
@@ -134,8 +137,8 @@ def verify_pages(id: str | None, folder: Path, results: Path | None, root: Path 
 def render_pages(id: str | None, folder: Path, results: Path | None, root: Path | None) -> dict[Path, str]:
     """Return the pages of the documentation from results: path -> text.
 
-    id: one experiment; None: all. The overview of verdicts covers all experiments. The tables of the folder's front page are
-    filled in if the page has marks for them. Pages of findings and of the benchmark exist if there are templates for them.
+    id: one experiment; None: all. The overview of verdicts covers all experiments. The table of the folder's front page is
+    filled in if the page has marks for it. Pages of findings and of the benchmark exist if there are templates for them.
 
     Raises:
         ConfigError: the id is unknown, or an experiment cannot be read.
@@ -147,15 +150,11 @@ def render_pages(id: str | None, folder: Path, results: Path | None, root: Path 
     store = _open_store(root, results or root / RESULTS)
     all_pages = pages.adjust([pages.make_page(e, read_measured_cells(e, store)) for e in read_experiments(root)])
     counts = tables.make_printed_frame((page.experiment, page.measured_cells) for page in all_pages)
-    front = {
-        "printed numbers": tables.make_printed_table(counts),
-        "repeated runs": tables.make_repeats_table(tables.make_repeats_frame(store)),
-    }
     texts: dict[Path, str] = {}
     for page in (page for page in all_pages if id in (None, page.experiment.id)):
         texts |= pages.render(page, folder, ["md"])
     texts[folder / pages.VERDICTS] = pages.render_overview(all_pages)
-    texts |= fill_front(folder, {name: pages.render_table(table, caption=False) for name, table in front.items()})
+    texts |= fill_front(folder, pages.render_table(tables.make_printed_table(counts), caption=False))
     of_benchmark = [
         page for page in all_pages if page.experiment.id == benchmark.ID and (root / benchmark.TEMPLATE).exists()
     ]
@@ -185,23 +184,10 @@ def _print_page(page: pages.Page, console: Console, say: Say) -> None:
         say(f"{judged.claim.text}{reading} {prose.describe_verdict(judged, page.experiment.index.decimals)}")
 
 
-def make_marks(name: str) -> tuple[str, str]:
-    """Return the comment lines before and after a generated table. name: such as "printed numbers"."""
-    made = f"<!-- {name}: made by `fedmutual reproduce --pages FOLDER` from the results; not to be edited -->"
-    return made, f"<!-- end of {name} -->"
-
-
-def fill_front(folder: Path, sections: Mapping[str, str]) -> dict[Path, str]:
-    """Return the front page with each table between its marks: path -> text; {} for a page without marks.
-
-    sections: table name -> Markdown. A table without marks in the page is left out.
-    """
+def fill_front(folder: Path, table: str) -> dict[Path, str]:
+    """Return the front page with a table, in Markdown, between the marks: path -> text; {} for a page without marks."""
     path = folder / FRONT
-    text, has_marks = path.read_text(encoding="utf-8") if path.exists() else "", False
-    for name, table in sections.items():
-        begin, end = make_marks(name)
-        head, begun, rest = text.partition(begin)
-        _, ended, tail = rest.partition(end)
-        if begun and ended:
-            text, has_marks = f"{head}{begin}\n\n{table}\n\n{end}{tail}", True
-    return {path: text} if has_marks else {}
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    head, begun, rest = text.partition(BEGIN)
+    _, ended, tail = rest.partition(END)
+    return {path: f"{head}{BEGIN}\n\n{table}\n\n{END}{tail}"} if begun and ended else {}

@@ -3,7 +3,7 @@
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import combinations, product
+from itertools import product
 from typing import Any
 
 import pandas as pd
@@ -11,7 +11,6 @@ import pandas as pd
 from fedmutual.errors import format_count, join_words
 from fedmutual.report.cells import Column, PageTable, TableCell
 from fedmutual.results.estimate import Estimate
-from fedmutual.results.scale import format_percent_number
 from fedmutual_papers import measures
 from fedmutual_papers.claims import DIVERGED, NOT_RUN, Judgement
 from fedmutual_papers.collect import count_budget
@@ -28,7 +27,7 @@ from fedmutual_papers.prose import (
     name_arm,
     say,
 )
-from fedmutual_papers.store import Result, ResultStore
+from fedmutual_papers.store import Result
 
 MEAN: End = "mean"
 LAST: End = "last"
@@ -43,9 +42,6 @@ TUNED_CAPTION = (
 P_VALUES = ("Detectable", "p", "p after Holm")
 STATES = ("full", "shortened", NOT_RUN)  # of printed numbers, the fullest first
 ALL = "all"
-MACHINE = ("platform", "cpus", "device", "threads", "python", "torch")  # on an equal one, equal runs have equal bits
-
-
 KEYS = ["setting", "method", "rounds"]
 HEADS = {
     "steps": "Gradient steps",
@@ -325,42 +321,6 @@ def make_printed_table(counts: pd.DataFrame) -> PageTable:
         for name, numbers in counts.iterrows()
     ]
     return tabulate("printed", "", ("Experiment",), ("Printed numbers", *STATES), rows)
-
-
-def make_repeats_frame(store: ResultStore) -> pd.DataFrame:
-    """Return a row for each cell, arm and machine: "pairs" of runs, "scores", the "equal" scores, "largest" difference.
-
-    The largest difference is a fraction. Scores are those of the curves, in rounds that both runs evaluated. The two runs
-    of a pair have one configuration, seed and numerics version, and differ only in the rounds. Runs with equal rounds are
-    no pair, because they may be one run that two cells share.
-    """
-    alike: dict[tuple[str, int], dict[int, tuple[str, Result]]] = defaultdict(dict)  # by rounds
-    for cell, result in ((id, result) for id in store.cells for result in store.list_results(id) if not result.failed):
-        alike[result.fingerprint.rpartition("-")[0], result.numerics].setdefault(result.rounds, (cell, result))
-    rows = []
-    for (cell, first), (_, second) in (pair for runs in alike.values() for pair in combinations(runs.values(), 2)):
-        differences = [
-            abs(one[n] - other[n])
-            for name in first.curves.keys() & second.curves.keys()
-            for one, other in [[dict(zip(r.evaluated, r.curves[name], strict=True)) for r in (first, second)]]
-            for n in one.keys() & other.keys()
-        ]
-        machine = "the same" if all(getattr(first.made, k) == getattr(second.made, k) for k in MACHINE) else "another"
-        if differences:
-            rows.append((cell, first.arm, machine, 1, len(differences), differences.count(0.0), max(differences)))
-    frame = pd.DataFrame(rows, columns=["cell", "arm", "machine", "pairs", "scores", "equal", "largest"])
-    sums = {"pairs": "sum", "scores": "sum", "equal": "sum", "largest": "max"}
-    return frame.groupby(["cell", "arm", "machine"], sort=False).agg(sums).reset_index()
-
-
-def make_repeats_table(frame: pd.DataFrame) -> PageTable:
-    """Return the frame as a report table, with differences in points."""
-    rows = [
-        (r.cell, r.arm, r.machine, f"{r.pairs:,}", f"{r.equal:,} of {r.scores:,}", format_percent_number(r.largest, 2))
-        for r in frame.itertuples()
-    ]
-    numbers = ("Pairs of runs", "Equal scores", "Largest difference")
-    return tabulate("repeats", "", ("Cell", "Arm", "Machine"), numbers, rows)
 
 
 def find_budget(measured: MeasuredCell, arm: str, result: Result) -> Mapping[Any, float | None]:
