@@ -48,6 +48,16 @@ class Metric:
         return self.title[:1].upper() + self.title[1:]
 
     @property
+    def sign(self) -> int:
+        """Return 1 if a higher value is better, else -1."""
+        return 1 if self.is_higher_better else -1
+
+    @property
+    def limit(self) -> float:
+        """Return the greatest difference of two values: 1 of fractions, else infinity."""
+        return 1.0 if self.is_fraction else math.inf
+
+    @property
     def ends(self) -> tuple[float, float]:
         """Return the least and the greatest value that the score can have."""
         return (0.0, 1.0) if self.is_fraction else _ENDS.get(self.name, (-math.inf, math.inf))

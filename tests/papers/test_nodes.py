@@ -15,7 +15,7 @@ from fedmutual.errors import RunError
 from fedmutual_papers import collect, pages
 from fedmutual_papers.collect import close_up, compute_features
 from fedmutual_papers.experiment_files import read_experiment
-from fedmutual_papers.figures import MARKS, Scatter, choose_marks, describe_picture, make_standalone_svg
+from fedmutual_papers.figures import CLASS_MARKS, Scatter, choose_marks, describe_picture, make_standalone_svg
 from fedmutual_papers.measured_cell import read_measured_cells
 from fedmutual_papers.plan import Scale, list_jobs
 from fedmutual_papers.store import Cloud, ResultStore
@@ -148,8 +148,8 @@ def test_every_point_is_drawn_once(classes):
 
 def test_marks_tell_the_classes_as_far_as_there_are_marks():
     assert choose_marks(tuple("0123456789")) == [f"${n}$" for n in range(10)]
-    assert len(set(choose_marks([f"c{n}" for n in range(len(MARKS))]))) == len(MARKS)
-    assert set(choose_marks([f"c{n}" for n in range(len(MARKS) + 1)])) == {"o"}
+    assert len(set(choose_marks([f"c{n}" for n in range(len(CLASS_MARKS))]))) == len(CLASS_MARKS)
+    assert set(choose_marks([f"c{n}" for n in range(len(CLASS_MARKS) + 1)])) == {"o"}
 
 
 TURNED = """

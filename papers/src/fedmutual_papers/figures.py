@@ -19,7 +19,7 @@ from fedmutual.algorithms import ALGORITHMS
 from fedmutual.config.methods import find_method
 from fedmutual.report.cells import PageTable
 from fedmutual.report.curves import SLOTS, Curve, Picture, make_data_table
-from fedmutual.report.plots import TEXT, Styles, draw_curves, make_axes, make_colour, make_inline_svg
+from fedmutual.report.plots import MARKS, SHAPES, TEXT, Styles, draw_curves, make_axes, make_colour, make_inline_svg
 from fedmutual.results.estimate import Estimate
 from fedmutual.results.scale import MetricScale, format_number, format_percent_number, format_points
 from fedmutual_papers import measures
@@ -41,11 +41,10 @@ EARLY = 1000  # rounds over which the mutual losses are drawn, as the paper's fi
 SIDE, LEGEND, EDGE = 300, 110, 8  # pixels of a scatter plot
 LINE = TEXT + 4
 HUES = (1, 2, 3, 5, 7, 6, 8, 4)  # grey last
-MARKS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h")
+CLASS_MARKS = (*MARKS, "<", ">", "p", "h")
 
 ROW, WIDTH, LABELS = 18, 720, 430  # pixels of a forest plot
 LONGEST_LABEL = 72  # characters of a label
-FOREST_MARKS = {1: ("gain", "^"), -1: ("harm", "v"), 0: ("muted", "o")}
 
 ForestRow = tuple[str, Estimate, int]
 """(label, difference as a fraction, +1 if the difference supports a claim, -1 if it contradicts the claim, else 0)."""
@@ -111,7 +110,7 @@ def choose_marks(classes: Sequence[str]) -> Sequence[str]:
     """Return the mark of each class: its name if that is one letter; one common mark if there are too many classes."""
     if all(len(name) == 1 and name.isalnum() for name in classes):
         return [f"${name}$" for name in classes]
-    return MARKS[: len(classes)] if len(classes) <= len(MARKS) else ["o"] * len(classes)
+    return CLASS_MARKS[: len(classes)] if len(classes) <= len(CLASS_MARKS) else ["o"] * len(classes)
 
 
 def _plot_points(axes: Any, x: list[float], y: list[float], mark: str, domain: int | None, **more: Any) -> None:
@@ -137,7 +136,7 @@ class Forest:
         axes.axvline(0, color=make_colour("ink"), linewidth=1, clip_on=False)
         places = [len(self.rows) - 1 - k for k in range(len(self.rows))]
         for place, (_, difference, sign) in zip(places, self.rows, strict=True):
-            tone, mark = FOREST_MARKS[sign]
+            mark, tone = SHAPES[sign]
             style: dict[str, Any] = {"color": make_colour(tone), "linewidth": 1.8, "capsize": 3, "clip_on": False}
             error = None if difference.half is None else 100 * difference.half
             axes.errorbar([100 * difference.mean], [place], xerr=error, marker=mark, markersize=6, **style)

@@ -1,6 +1,6 @@
 """What `adapt` made: a newcomer that adapts a shared model by mutual learning, trains from scratch, or fine-tunes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from fedmutual.report.measures import SEEDS
 from fedmutual.report.rendering import render_facts
 from fedmutual.report.verdicts import Verdict, judge
 from fedmutual.results.comparison import Line, RunComparison, make_lines
-from fedmutual.results.estimate import SAME, Estimate, Missing, estimate, get_limit
+from fedmutual.results.estimate import Estimate, estimate
 from fedmutual.results.frame import EARLIER_METHODS, read_run
 from fedmutual.results.gains import Gains, pair_clients
 from fedmutual.results.scale import MetricScale
@@ -24,10 +24,6 @@ from fedmutual.role import Role
 from fedmutual.rundir.file_names import ADAPT, FINE_TUNE, SCRATCH
 from fedmutual.rundir.record_files import check_record
 from fedmutual.rundir.schema import Record
-
-Contest = tuple[str, str, Estimate | Missing, bool]
-"""The rival of adapting (`SCRATCH`, `FINE_TUNE`, or "unchanged": the shared model as it came), the title of the algorithm
-whose shared model is fine-tuned, the gain (positive where adapting is better), and whether it may be chance."""
 
 
 class Shared(Record):
@@ -65,11 +61,6 @@ class Adaptation(Record):
         return MetricScale(metric=self.metric)
 
     @property
-    def sign(self) -> int:
-        """Return 1 if a higher value is better, else -1."""
-        return 1 if self.metric.is_higher_better else -1
-
-    @property
     def ways(self) -> tuple[str, str, str]:
         """Return the ways to adapt as they are shown: the newcomer's algorithm, then those that it is compared with."""
         algorithm = next(way for way in self.values if way not in (FINE_TUNE, SCRATCH))
@@ -77,7 +68,7 @@ class Adaptation(Record):
 
     def average(self, values: Sequence[float], grain: float = 0.0) -> Estimate:
         """Return the mean of values of the main metric over seeds. grain: as in `Estimate`."""
-        return estimate(values, SEEDS, grain, get_limit(self.metric))
+        return estimate(values, SEEDS, grain, self.metric.limit)
 
     def format_examples(self, size: str) -> str:
         """Return "50 examples"; where the newcomer uses all its data, "all 412 examples"."""
@@ -129,15 +120,15 @@ def _make_table(comparisons: Sequence[RunComparison], adaptation: Adaptation) ->
         seeds=len(next(iter(adaptation.values[FINE_TUNE].values()))),
     )
     source, titles = adaptation.source, [method.method for method in comparisons[0].methods]
-    lines: list[tuple[str, str, Sequence[Estimate]]] = []  # (label, network, the mean of each size)
-
-    def add_line(label: str, network: str, by_size: Mapping[str, Mapping[str, float]]) -> None:
-        lines.append((label, network, [adaptation.average([*by_size[size].values()]) for size in adaptation.examples]))
-
+    ways = [
+        (title, adaptation.networks[way], adaptation.values[way]) for title, way in zip(titles, adaptation.ways, strict=True)
+    ]
     if adaptation.as_it_is is not None:
-        add_line(f"{source.label}'s shared model as it is", source.model, adaptation.as_it_is)
-    for way, title in reversed([*zip(adaptation.ways, titles, strict=True)]):
-        add_line(title, adaptation.networks[way], adaptation.values[way])
+        ways.append((f"{source.label}'s shared model as it is", source.model, adaptation.as_it_is))
+    lines = [
+        (label, network, [adaptation.average([*by_size[size].values()]) for size in adaptation.examples])
+        for label, network, by_size in reversed(ways)
+    ]
     forks = [fork[1] for comparison in comparisons if (fork := _find_fork(comparison.lines, adaptation))]
     if len(forks) == len(comparisons):
         lines.append((f"{titles[0]}'s fork of the shared model", source.model, forks))
@@ -193,23 +184,18 @@ def _judge(adaptation: Adaptation, comparison: RunComparison) -> Verdict:
 def _find_answer(comparison: RunComparison, adaptation: Adaptation) -> str:
     adapted, tuned, scratch = comparison.methods
     size = adapted.runs[0].folder.parent.name
-    gains = {rival: pair_clients(adapted.counted, m.counted) for rival, m in ((SCRATCH, scratch), (FINE_TUNE, tuned))}
-    contests = [_make_contest(rival, adaptation, g.estimate if isinstance(g, Gains) else g) for rival, g in gains.items()]
+    gains = [(rival, pair_clients(adapted.counted, m.counted)) for rival, m in ((SCRATCH, scratch), (FINE_TUNE, tuned))]
+    contests = [(rival, g.estimate if isinstance(g, Gains) else g) for rival, g in gains]
     values = adaptation.values[adaptation.ways[0]][size]
     if adaptation.as_it_is is not None:
-        ahead = [adaptation.sign * (values[seed] - score) for seed, score in adaptation.as_it_is[size].items()]
+        ahead = [adaptation.metric.sign * (values[seed] - score) for seed, score in adaptation.as_it_is[size].items()]
         grain = 1 / adaptation.examples[size]["validation"] if adaptation.metric == ACCURACY else 0.0
-        contests.append(_make_contest("unchanged", adaptation, adaptation.average(ahead, grain)))
+        contests.append(("unchanged", adaptation.average(ahead, grain)))
     better_fork = None  # (the fork's value, its contest with fine-tuning), where it is better than the personal model
     fork = _find_fork(comparison.lines, adaptation)
-    if fork and adaptation.sign * (fork[1].mean - adaptation.average([*values.values()]).mean) > 0:
+    if fork and adaptation.metric.sign * (fork[1].mean - adaptation.average([*values.values()]).mean) > 0:
         fork_gains = pair_clients(adapted.counted, tuned.counted, fork[0].model)
         if isinstance(fork_gains, Gains):
-            better_fork = fork[1].mean, _make_contest(FINE_TUNE, adaptation, fork_gains.estimate)
+            better_fork = fork[1].mean, (FINE_TUNE, fork_gains.estimate)
     facts: dict[str, Any] = {"examples": adaptation.format_examples(size), "contests": contests, "fork": better_fork}
-    return render_facts("adaptation.j2", comparison.scale, "answer", **facts)
-
-
-def _make_contest(rival: str, adaptation: Adaptation, gain: Estimate | Missing) -> Contest:
-    may_be_chance = isinstance(gain, Estimate) and (abs(gain.mean) > SAME or gain.is_few)
-    return rival, adaptation.tuned.label, gain, may_be_chance
+    return render_facts("adaptation.j2", comparison.scale, "answer", tuned=adaptation.tuned.label, **facts)

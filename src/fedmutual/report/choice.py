@@ -12,7 +12,7 @@ from fedmutual.metric import ACCURACY, Metric
 from fedmutual.report.measures import average_by_round
 from fedmutual.report.rendering import render_facts
 from fedmutual.results.comparison import ScoreTable
-from fedmutual.results.estimate import SAME, Estimate, Missing, estimate, get_limit
+from fedmutual.results.estimate import SAME, Estimate, Missing, estimate
 from fedmutual.results.folds import join_folds
 from fedmutual.results.frame import RunFacts, find_runs, is_number, read_runs
 from fedmutual.results.gains import Gains, pair_clients
@@ -86,18 +86,18 @@ class ScoredTrial:
         """The mean over seeds after each seed's best round; None as for `last`."""
         if self.last is None:
             return None
-        return self._estimate(self.rounds.max() if self.metric.is_higher_better else self.rounds.min())
+        sign = self.metric.sign
+        return self._estimate(sign * (sign * self.rounds).max())
 
     def _estimate(self, values: pd.Series) -> Estimate:
-        return estimate(values.tolist(), "seeds", limit=get_limit(self.metric))
+        return estimate(values.tolist(), "seeds", limit=self.metric.limit)
 
     @property
     def best_rounds(self) -> tuple[int, ...]:
         """Each seed's best round, the earliest if several are equal; empty if `last` is None."""
         if self.last is None:
             return ()
-        rounds = self.rounds.idxmax() if self.metric.is_higher_better else self.rounds.idxmin()
-        return tuple(rounds.tolist())
+        return tuple((self.metric.sign * self.rounds).idxmax().tolist())
 
     @property
     def examples(self) -> int:
@@ -130,7 +130,7 @@ def rank_trials(tried: Sequence[ScoredTrial]) -> list[ScoredTrial]:
     Raises:
         RunError: as `ScoredTrial.runs`.
     """
-    scored = [(t.last.mean if t.metric.is_higher_better else -t.last.mean, t) for t in tried if t.last is not None]
+    scored = [(t.metric.sign * t.last.mean, t) for t in tried if t.last is not None]
     return [trial for _, trial in sorted(scored, key=lambda one: -one[0])]
 
 

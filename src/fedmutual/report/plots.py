@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from fedmutual.report.curves import BYTES, DRAWN, SLOTS, Picture, thin_out
-from fedmutual.results.estimate import SAME, Estimate
+from fedmutual.results.estimate import Estimate
 from fedmutual.results.gains import Gains
 from fedmutual.results.scale import PERCENT, MetricScale, format_size
 from fedmutual.rundir.schema import Reliability
@@ -208,8 +208,7 @@ def find_limits(rows: Sequence[GainRow], factor: int = 100) -> tuple[float, floa
 def _draw_row(axes: Any, row: GainRow, limits: tuple[float, float], factor: int) -> None:
     """Draw the interval, cut at the limits with an arrow where it continues, and the mean's marker above it."""
     gain = row.estimate
-    direction = (gain.mean > SAME) - (gain.mean < -SAME)
-    shape, tone = SHAPES[direction]
+    shape, tone = SHAPES[gain.direction]
     if row.has_interval and gain.half:
         ends = factor * gain.low, factor * gain.high
         shown = max(ends[0], limits[0]), min(ends[1], limits[1])

@@ -25,8 +25,6 @@ _NAMED_NODES = 5  # harmed nodes that are named
 _WANTED_SEEDS = 5  # an interval over fewer seeds is wide
 _UNEQUAL = 1.5  # times as many gradient steps as another method: more steps alone can raise accuracy
 
-_HARM = ("client", "seed", "loss", "may_be_chance")  # the keys of a harmed client; seed None: a mean over seeds, or one seed
-
 FEDERATING = {"act": "federating", "participant": "client", "where": "on their own data", "scores_own_rows": True}
 JOINING = {"act": "joining", "participant": "node", "where": "over all domains", "scores_own_rows": False}
 """What is asked of the methods: the act, the participants, the rows of a gain, and whether these are of own classes only."""
@@ -98,9 +96,8 @@ def decide(
     ways = {label: value for label, value in gains.items() if isinstance(value, Gains)}
     means, signs = ({label: getattr(g.estimate, name) for label, g in ways.items()} for name in ("mean", "sign"))
     uncertain = [label for label in ways if not signs[label]]
-    directions = {label: (means[label] > SAME) - (means[label] < -SAME) for label in uncertain}
-    leanings = {way: [label for label in uncertain if directions[label] == way] for way in (1, -1, 0)}
-    doubts = [e for label in uncertain if (e := ways[label].estimate).is_few or directions[label]]
+    leanings = {way: [label for label in uncertain if ways[label].estimate.direction == way] for way in (1, -1, 0)}
+    doubts = [g.estimate for g in ways.values() if g.estimate.may_be_chance]
     best = max(ways, key=means.__getitem__, default=None)
     harmful = [label for label in ways if label != best and ways[label].harmed]
     return SimpleNamespace(
@@ -265,34 +262,35 @@ def _compare_with_local_only(comparison: RunComparison, method: Line, *data: str
 
 def count_clients(gains: Gains) -> dict[str, Any]:
     """Return how many clients gain and which are harmed, as findings.j2 takes it; a client counts once in each seed."""
-    seed_counts = gains.seeds > 1
-    rows = [(p.client, p.seed if seed_counts else None, -p.gain, False) for p in gains.harmed]
-    harmed = [dict(zip(_HARM, row, strict=True)) for row in rows]
-    named = harmed if len(harmed) <= _NAMED_PAIRS else harmed[:1]
-    return _count("client", len(gains), gains.gained, harmed, named) | {"seeds": gains.seeds}
+    harmed = [
+        {"client": p.client, "seed": p.seed if gains.seeds > 1 else None, "loss": -p.gain, "may_be_chance": False}
+        for p in gains.harmed
+    ]
+    named = len(harmed) if len(harmed) <= _NAMED_PAIRS else 1
+    return _count("client", len(gains), gains.gained, harmed, named, gains.seeds)
 
 
 def count_nodes(gains: Gains) -> dict[str, Any]:
     """Return how many nodes gain and which are harmed, by a node's mean over seeds, as `count_clients`."""
     estimates = sorted(gains.by_client.items(), key=lambda item: item[1].mean)
     harmed = [
-        dict(zip(_HARM, (node, None, -e.mean, e.half is not None and not e.sign), strict=True))
+        {"client": node, "seed": None, "loss": -e.mean, "may_be_chance": e.half is not None and not e.sign}
         for node, e in estimates
         if e.mean < 0
     ]
-    return _count("node", len(estimates), sum(e.mean > 0 for _, e in estimates), harmed, harmed[:_NAMED_NODES])
+    return _count("node", len(estimates), sum(e.mean > 0 for _, e in estimates), harmed, _NAMED_NODES)
 
 
-def _count(participant: str, total: int, gained: int, harmed: list[Any], named: list[Any]) -> dict[str, Any]:
+def _count(participant: str, total: int, gained: int, harmed: list[Any], named: int, seeds: int = 1) -> dict[str, Any]:
     return {
         "participant": participant,
         "total": total,
         "gained": gained,
-        "harmed": harmed,  # the most harmed first
-        "named": named,  # in the sentence
+        "harmed": harmed,  # the most harmed first; "seed" is None for a mean over seeds, and for one seed
+        "named": harmed[:named],  # in the sentence
         "equal": total - gained - len(harmed),
         "may_all_be_chance": bool(harmed) and all(harm["may_be_chance"] for harm in harmed),
-        "seeds": 1,  # over which participants are counted
+        "seeds": seeds,  # over which participants are counted
     }
 
 

@@ -9,8 +9,6 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtri, stdtrit  # scipy.stats has the same functions and takes a second longer to import
 
-from fedmutual.metric import Metric
-
 LEVEL = 0.95
 SAME = 1e-12  # the largest difference of two equal accuracies, which sums of floats can cause
 ENOUGH = 3  # the fewest units of a certain result: accuracies change in whole examples, so two units may agree by chance
@@ -58,6 +56,16 @@ class Estimate:
         """
         slack = SAME + (self.grain if self.tied else 0.0)
         return 0 if self.is_few else (self.low > slack) - (self.high < -slack)
+
+    @property
+    def direction(self) -> int:
+        """+1 or -1 if the mean is better or worse than 0, else 0; sums of floats alone make no difference."""
+        return (self.mean > SAME) - (self.mean < -SAME)
+
+    @property
+    def may_be_chance(self) -> bool:
+        """Whether the mean differs from 0, or there are too few units, and the interval does not decide."""
+        return not self.sign and (self.is_few or bool(self.direction))
 
     @property
     def tied(self) -> bool:
@@ -125,8 +133,3 @@ def compute_bootstrap_interval(
     result = bootstrap(tuple(parts), compute, vectorized=False, n_resamples=RESAMPLES, method=method, random_state=0)
     low, high = (float(end) for end in result.confidence_interval)
     return (low, high) if math.isfinite(low + high) else None
-
-
-def get_limit(metric: Metric) -> float:
-    """Return the greatest difference of two values of a metric: 1 for a fraction, else infinity."""
-    return 1.0 if metric.is_fraction else math.inf

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from fedmutual.metric import ACCURACY, Metric
-from fedmutual.results.estimate import SAME, Estimate, Missing, estimate, get_limit
+from fedmutual.results.estimate import SAME, Estimate, Missing, estimate
 from fedmutual.results.frame import RunFacts
 from fedmutual.rundir.schema import ScoreRow
 
@@ -29,13 +29,12 @@ class Gains:
 
     def __init__(self, pairs: Sequence[PairRow], metric: Metric = ACCURACY, of_folds: "Gains | None" = None) -> None:
         """of_folds: the gains of each fold, where the runs are of folds."""
-        sign = 1 if metric.is_higher_better else -1
         rows = [
-            (seed, client, round, ours, other, compute_gain(ours, other, sign), compute_grain(examples, metric))
+            (seed, client, round, ours, other, compute_gain(ours, other, metric.sign), compute_grain(examples, metric))
             for seed, client, round, ours, other, examples in pairs
         ]
         self.table = pd.DataFrame(rows, columns=["seed", "client", "round", "ours", "other", "gain", "grain"])
-        self._limit, self._of_folds = get_limit(metric), of_folds
+        self._limit, self._of_folds = metric.limit, of_folds
 
     def __len__(self) -> int:
         return len(self.table)
@@ -154,9 +153,9 @@ def pair_global(ours: Sequence[RunFacts], others: Sequence[RunFacts]) -> Estimat
         if len(rows) == 2:
             metric, examples = pair[0].metric, rows[0].find_number("examples")
             first, second = (row.find_number(metric.name) or 0.0 for row in rows)
-            gains.append(compute_gain(first, second, 1 if metric.is_higher_better else -1))
+            gains.append(compute_gain(first, second, metric.sign))
             grain = max(grain, compute_grain(examples, metric) if examples else 0.0)
-    return estimate(gains, "seeds", grain, get_limit(ours[0].metric)) if gains else None
+    return estimate(gains, "seeds", grain, ours[0].metric.limit) if gains else None
 
 
 def average_steps(ours: Sequence[RunFacts], others: Sequence[RunFacts]) -> tuple[float, float] | None:

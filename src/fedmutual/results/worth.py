@@ -11,7 +11,7 @@ import numpy as np
 
 from fedmutual.errors import RunError, join_words
 from fedmutual.results.comparison import is_distinctive
-from fedmutual.results.estimate import Estimate, Missing, Value, estimate, get_limit
+from fedmutual.results.estimate import Estimate, Missing, Value, estimate
 from fedmutual.results.folds import join_folds
 from fedmutual.results.frame import RunFacts
 from fedmutual.results.gains import compute_grain
@@ -220,10 +220,10 @@ class Worth:
         return measured, self._measure([*over_all.values()]) if over_all else chosen
 
     def _measure(self, gains: Sequence[float]) -> Estimate:
-        return estimate(gains, "seeds", self._grain, get_limit(self.metric))
+        return estimate(gains, "seeds", self._grain, self.metric.limit)
 
     def _make_matrix(self, numbers: Mapping[Pair, Mapping[int, float]], unit: str = "seeds") -> GainMatrix:
-        return GainMatrix(numbers, unit, self._grain, get_limit(self.metric))
+        return GainMatrix(numbers, unit, self._grain, self.metric.limit)
 
 
 def list_members(run: RunFacts) -> tuple[str, ...]:
@@ -233,8 +233,8 @@ def list_members(run: RunFacts) -> tuple[str, ...]:
 
 def read_member_scores(run: RunFacts) -> dict[str, float]:
     """Return participant -> its model's main metric on own validation rows after the last round; greater is better."""
-    sign, rows = 1 if run.metric.is_higher_better else -1, run.get_rows(run.reached)
-    return {i: sign * (row.find_number(run.metric.name) or 0.0) for i, row in rows.items() if i is not None}
+    rows = run.get_rows(run.reached)
+    return {i: run.metric.sign * (row.find_number(run.metric.name) or 0.0) for i, row in rows.items() if i is not None}
 
 
 def spread_ratio(weighed: Mapping[int, tuple[float, float]]) -> dict[int, float]:

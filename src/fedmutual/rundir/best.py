@@ -62,7 +62,7 @@ def compute_merit(scores: Sequence[Score], reported: str, by: str | None, metric
         for name in (f"{data}.all", data):
             on_rows = [s for s in scores if s.data == name]
             on_rows = [s for s in on_rows if s.client is None] or on_rows
-            for term, sign in ((metric.name, 1 if metric.is_higher_better else -1), ("loss", -1)):
+            for term, sign in ((metric.name, metric.sign), ("loss", -1)):
                 values = [v for s in on_rows if isinstance(v := s.values.get(term), int | float)]
                 if values:
                     return sign * sum(values) / len(values)

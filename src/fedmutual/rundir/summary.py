@@ -173,5 +173,4 @@ def _average(values: Mapping[str, float]) -> float:
 
 def _find_best_round(judged: Mapping[int, float], metric: Metric = ACCURACY) -> int:
     """Return the first round with the best value of a metric. judged: round -> value."""
-    sign = 1 if metric.is_higher_better else -1
-    return max(judged, key=lambda r: (sign * judged[r], -r))
+    return max(judged, key=lambda r: (metric.sign * judged[r], -r))
