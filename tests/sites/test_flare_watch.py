@@ -42,7 +42,8 @@ def test_no_site_takes_part_after_a_restart_of_the_server_until_the_job_runs(tmp
     watch._stop.set()
     watch._run(MagicMock())
     recorded = progress.read_progress(tmp_path / "wards")
-    assert {word for _, word, _ in describe_sites(recorded, ("north",), {}, {})} == {"restarting", "lost"}
+    status = {"progress": recorded, "connected": ["north"], "seen": {}, "time": None, "gone": None}
+    assert {site["state"] for site in describe_sites(status)} == {"restarting", "lost"}
     assert recorded["said"] == "the server started again"
 
 

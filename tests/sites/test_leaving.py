@@ -153,14 +153,11 @@ STATES = [  # changes of the progress, whether west is connected, its last heart
 
 @pytest.mark.parametrize(("changes", "is_connected", "seen", "why", "word"), STATES)
 def test_the_word_of_a_site(changes, is_connected, seen, why, word):
-    connected, heartbeats, gone = (
-        ["west"] if is_connected else [],
-        {"west": seen} if seen else {},
-        {"west": why} if why else {},
-    )
-    ((site, found, note),) = monitor.describe_sites(RUNNING | changes, connected, heartbeats, gone)
-    assert (site, found, note) == ("west", word, why or "")
-    assert found in monitor.SITE_WORDS
+    status = {"progress": RUNNING | changes, "connected": ["west"] if is_connected else [], "time": 1000.0}
+    status |= {"seen": {"west": (1000.0 - seen[0], seen[1])} if seen else {}, "gone": {"west": why} if why else {}}
+    past = seen[0] if seen else 0.0 if is_connected else None
+    assert [*monitor.describe_sites(status)] == [{"site": "west", "state": word, "seen": past, "why": why or ""}]
+    assert word in monitor.SITE_WORDS
 
 
 def test_an_end_in_good_order_is_no_lost_connection(tmp_path):

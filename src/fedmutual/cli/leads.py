@@ -100,11 +100,9 @@ def status(file: File, kit: Kit) -> None:
             print_text(f"federation {name!r} was never started on this server")
             continue
         print_text((f"{name}  " if len(states) > 1 else "") + _format_progress(state["progress"]))
-        now = state["time"] or time.time()
-        seen = {i: (now - at, ended) for i, (at, ended) in (state["seen"] or {}).items()}
-        for site, word, _ in describe_sites(state["progress"], state["connected"], seen, state["gone"] or {}):
-            since = f", for {format_duration(seen[site][0])}" if site in seen else ""
-            print_text(f"  {site}: {word}{since}")
+        for one in describe_sites(state):
+            since = f", for {format_duration(one['seen'])}" if one["seen"] else ""
+            print_text(f"  {one['site']}: {one['state']}{since}")
         for note in state["progress"]["notes"]:
             print_text(f"  {format_notes(note)}")
 

@@ -15,8 +15,6 @@ from types import TracebackType
 from typing import Any
 
 from fedmutual.config import read_dumped, read_tables
-from fedmutual.errors import RunError
-from fedmutual.files import read_json
 from fedmutual.privacy.budget import PrivacyBudget
 from fedmutual.rundir.file_names import CONFIG, LEDGER, METRICS
 from fedmutual.rundir.folder import is_locked
@@ -31,8 +29,8 @@ from fedmutual.sites.flare.session import ServerLost, Session
 from fedmutual.sites.journal import Journal
 from fedmutual.sites.ledger import Line, count_totals, read_ledger, summarise_ledger
 from fedmutual.sites.protocol import WORK, Place
-from fedmutual.sites.schema import CLOCK_FILE, PRIVACY_FOLDER, WORK_FOLDER
-from fedmutual.sites.server_journal import LEFT, read_gone
+from fedmutual.sites.schema import PRIVACY_FOLDER
+from fedmutual.sites.server_journal import LEFT
 
 Facts = dict[str, Any]
 """What is known now, by the names that `read_site` and `read_server` give; a missing key is not known to this role."""
@@ -53,8 +51,6 @@ SITE_WORDS = {  # how a site stands, for the server and leads: word -> its rule;
     "takes part": "it did its part of the last phase",
 }
 LEFT_WORD, EXCLUDED, JOINS, LOST, PAUSED, LATE, RESTARTING, EVALUATES, WAITING, PRESENT = SITE_WORDS
-Seen = Mapping[str, tuple[float, bool]]
-"""Of each site without heartbeats: the seconds since then, and whether it told the server that it ends."""
 
 
 class Monitor:
@@ -96,9 +92,8 @@ class Monitor:
                 sent = time.time()
                 status = self._session.status(name)
                 ahead = None if status["time"] is None else status["time"] - (sent + time.time()) / 2
-                if status["progress"] is not None:
+                if (recorded := status["progress"]) is not None:
                     break
-            recorded = status["progress"]
             if recorded is not None and self._copied != (name, recorded["job"], recorded["round"]):
                 for file in (METRICS, LEDGER):  # the server may have none yet, and here may be those of another fold
                     (folder / file).unlink(missing_ok=True)
@@ -107,10 +102,8 @@ class Monitor:
         except ServerLost as problem:
             self._close_session()
             return {"federation": names[0], "others": [], "alive": False, "state": "no answer", "reason": str(problem)}
-        seen, connected, now = status["seen"] or {}, status["connected"], status["time"] or time.time()
-        seen = {i: (now - at, ended) for i, (at, ended) in seen.items()}
-        facts = describe_progress(recorded, folder, connected, seen, status["stops"], status["gone"])
-        return {"federation": name, "others": [], "alive": True, "clock_ahead_seconds": ahead} | facts
+        about: Facts = {"federation": name, "others": [], "alive": True, "clock_ahead_seconds": ahead}
+        return about | describe_progress(status, folder)
 
     def _close_session(self) -> None:
         if self._session is not None:
@@ -148,8 +141,7 @@ def read_site(kit: Kit, state: Path, name: str | None) -> Facts:
     folder, others = find_federation(state, journal.FILE, name)
     facts: Facts = {"federation": folder.name if folder else name or "", "others": others, "alive": is_locked(state)}
     if facts["alive"]:
-        with suppress(RunError, TypeError, ValueError):  # no job has begun yet
-            facts["clock_ahead_seconds"] = float(read_json(state / WORK_FOLDER / CLOCK_FILE)["ahead"])
+        facts["clock_ahead_seconds"] = progress.read_clock(state)
     if folder is None or not (folder / CONFIG).exists():
         return facts | {"state": "waiting" if facts["alive"] else "stopped", "reason": "no federation has begun here"}
     config = read_dumped(folder / CONFIG)
@@ -232,57 +224,39 @@ def read_server(kit: Kit, state: Path, name: str | None) -> Facts:
     """Return what the server knows: the progress, the sites, disclosed scores and bytes."""
     folder, others = find_federation(state, progress.FILE, name)
     facts: Facts = {"federation": folder.name if folder else name or "", "others": others, "alive": is_locked(state)}
-    connected = progress.read_connected(state)[0] if facts["alive"] else {}
-    seen = {i: (time.time() - at, ended) for i, (at, ended) in progress.read_last_seen(state).items()}
-    if folder is None:
-        facts |= describe_progress(None, state, connected, seen, False)
-    else:
-        recorded = progress.read_progress(folder)
+    status = progress.read_status(state, facts["federation"])
+    if not facts["alive"]:
+        stopped = {"state": "stopped", "reason": "the server's process does not run; `fedmutual server` resumes"}
+        return facts | describe_progress(status | {"connected": []}, folder or state) | stopped
+    facts |= describe_progress(status, folder or state)
+    if folder is not None and facts["state"] == "running" and facts["round"] < facts["rounds"]:
         with closing(Journal(folder, read_only=True)) as records:
             ((latest,),) = records.read("SELECT max(phase) FROM orders")
-            is_now = recorded is not None and records.get_fact("round") == recorded["round"]
-        facts |= describe_progress(recorded, folder, connected, seen, (folder / progress.STOP).exists(), read_gone(folder))
-        if facts["state"] == "running" and facts["round"] < facts["rounds"]:
-            phase = latest + 1 if is_now and latest is not None else 1
-            facts["phase"] = f"phase {phase} of round {facts['round'] + 1} in progress"
-    if not facts["alive"]:
-        facts |= {"state": "stopped", "reason": "the server's process does not run; `fedmutual server` resumes", "phase": ""}
+            phase = 1 if latest is None or records.get_fact("round") != facts["round"] else latest + 1
+        facts["phase"] = f"phase {phase} of round {facts['round'] + 1} in progress"
     return facts
 
 
-def describe_progress(
-    recorded: Mapping[str, Any] | None,
-    folder: Path,
-    connected: Collection[str],
-    seen: Seen,
-    stops: bool,
-    gone: Mapping[str, str] | None = None,
-) -> Facts:
-    """Return the facts of the progress that is recorded. folder: has scores, bytes. gone: site -> why it gets no orders."""
+def describe_progress(status: Mapping[str, Any], folder: Path) -> Facts:
+    """Return the facts of a federation at the server. status: as `read_status`. folder: has the scores and the bytes."""
+    recorded = status["progress"]
     if recorded is None:
-        here = f"connected: {', '.join(sorted(connected)) or 'nobody'}"
+        here = f"connected: {', '.join(status['connected']) or 'nobody'}"
         return {"state": "waiting", "reason": f"no lead has submitted the federation; {here}"}
     word = Outcome(recorded["outcome"]).label
     reason = (recorded["left"] or "its rounds are under way") if word == "running" else recorded["said"]
-    if stops and word == "running":
+    if status["stops"] and word == "running":
         reason += "; a lead has asked for a stop after this round"
     lines = list(read_records(folder / LEDGER, LedgerLine))
     exchanged = {line.round for line in lines if line.up}  # of other rounds nothing tells who was there
     sites = []
-    for i, state, why in describe_sites(recorded, connected, seen, gone or {}):
+    for site in describe_sites(status):
+        i = site["site"]
         sent = {line.round for line in lines if line.client == i and line.up}
         before = range(recorded["round"] + 1 if i in recorded["evaluators"] else recorded["joins"].get(i, 1))
         missed = find_missed_rounds(sent | {*before} | (set(range(recorded["round"] + 1)) - exchanged), recorded["round"])
-        sites.append(
-            {
-                "site": i,
-                "state": state,
-                "seen": seen[i][0] if i in seen else 0.0 if i in connected else None,
-                "missed": missed,
-                "why": why,
-                **{way: sum(getattr(line, way) for line in lines if line.client == i) for way in ("up", "down")},
-            }
-        )
+        traffic = {way: sum(getattr(line, way) for line in lines if line.client == i) for way in ("up", "down")}
+        sites.append(site | traffic | {"missed": missed})
     scores = (
         (e.round, row.client or "all sites", row.model, row.data, row.values)
         for e in read_records(folder / METRICS, Evaluation)
@@ -300,17 +274,20 @@ def describe_progress(
     }
 
 
-def describe_sites(
-    recorded: Mapping[str, Any], connected: Collection[str], seen: Seen, gone: Mapping[str, str]
-) -> Iterator[tuple[str, str, str]]:
-    """Yield (site, a word of SITE_WORDS, the last note of the server on it) for each site of the recorded progress."""
+def describe_sites(status: Mapping[str, Any]) -> Iterator[Facts]:
+    """Yield for each site of the recorded progress: "site", "state", "seen", "why". status: as `read_status`.
+
+    "state": a word of SITE_WORDS. "seen": seconds since the last heartbeat, 0 where it is in time, None where it is not
+    known. "why": the last note of the server on the site.
+    """
+    recorded, connected, gone = status["progress"], status["connected"], status["gone"] or {}
     outcome, newest_first = Outcome(recorded["outcome"]), recorded["notes"][::-1]
+    seen, now = status["seen"] or {}, status["time"] or time.time()
     for site in recorded["sites"]:
-        if site in gone:
-            yield site, LEFT_WORD if gone[site] == LEFT else EXCLUDED, gone[site]
-            continue
         first = recorded["joins"].get(site, 1)
-        if first > 1 and first > recorded["round"] + (site in recorded["in"]):
+        if site in gone:
+            word = LEFT_WORD if gone[site] == LEFT else EXCLUDED
+        elif first > 1 and first > recorded["round"] + (site in recorded["in"]):
             word = JOINS
         elif site not in connected:
             word = PAUSED if seen.get(site, (0.0, False))[1] else LOST
@@ -326,7 +303,9 @@ def describe_sites(
             word = WAITING
         else:
             word = PRESENT if site in recorded["in"] else PAUSED
-        yield site, word, next((format_notes(note) for note in newest_first if repr(site) in note["text"]), "")
+        why = gone.get(site) or next((format_notes(note) for note in newest_first if repr(site) in note["text"]), "")
+        past = now - seen[site][0] if site in seen else 0.0 if site in connected else None
+        yield {"site": site, "state": word, "seen": past, "why": why}
 
 
 def group_scores(scores: Iterable[Score]) -> dict[tuple[str, str, str], dict[str, dict[int, float]]]:

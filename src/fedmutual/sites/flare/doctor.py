@@ -21,16 +21,16 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from fedmutual.errors import ConfigError, RunError, UserError
-from fedmutual.files import read_json
+from fedmutual.errors import ConfigError, UserError
 from fedmutual.rundir.file_names import ENVIRONMENT
 from fedmutual.rundir.record_files import read_environment
 from fedmutual.sites.consent import check_release
 from fedmutual.sites.contract import Contract, read_contract
 from fedmutual.sites.flare import kits
 from fedmutual.sites.flare.kits import Kit, check_valid
+from fedmutual.sites.flare.progress import read_clock
 from fedmutual.sites.modules import make_server_rule
-from fedmutual.sites.schema import CLOCK_FILE, MOST_AHEAD, WORK_FOLDER
+from fedmutual.sites.schema import MOST_AHEAD
 from fedmutual.sites.secure_sum.identity import read_certificate
 from fedmutual.sites.site_journal import ROUNDS_BACK
 from fedmutual.sites.site_settings import SiteSettings, read_site_file
@@ -172,10 +172,8 @@ def _check_site(kit: Kit, site: SiteSettings, agreed: Contract) -> Iterator[Chec
         yield Check(WRONG, f"{state}: {free / 1e6:,.1f} MB are free, {advice}")
     else:
         yield Check(OK, f"{state}: can be written, with {free / 1e6:,.0f} MB free")
-    with suppress(RunError, KeyError, TypeError, ValueError):  # no job has begun yet
-        ahead = float(read_json(state / WORK_FOLDER / CLOCK_FILE)["ahead"])
-        if abs(ahead) > MOST_AHEAD:
-            yield Check(KNOW, f"in the last job the server's clock was {ahead:+.3g} s from this host's; set both by NTP")
+    if abs(ahead := read_clock(state) or 0.0) > MOST_AHEAD:
+        yield Check(KNOW, f"in the last job the server's clock was {ahead:+.3g} s from this host's; set both by NTP")
 
 
 def find_obstacle(kit: Kit) -> Check | None:

@@ -20,6 +20,8 @@ from fedmutual.rundir.logs import AllRuns, format_scores
 from fedmutual.rundir.record_files import check_record
 from fedmutual.sites.contract import Contract
 from fedmutual.sites.protocol import clean_text
+from fedmutual.sites.schema import CLOCK_FILE, WORK_FOLDER
+from fedmutual.sites.server_journal import read_gone
 
 FILE, CONNECTED, STOP = "progress.json", "connected.json", "stop.json"
 COMMAND = "fedmutual_lead"  # of a lead in FLARE's admin interface; `watch.make_lead_command`
@@ -242,6 +244,27 @@ def read_connected(folder: Path) -> tuple[Connections, Connections]:
     except (RunError, ValidationError):
         return {}, {}
     return {i: connection for i, (connection, _) in sites.items()}, {i: c for i, (c, is_alive) in sites.items() if is_alive}
+
+
+def read_status(state: Path, name: str) -> dict[str, Any]:
+    """Return how a federation stands, for a lead or for the server's operator. state: the server's folder.
+
+    "connected": the connected sites. "progress": as `read_progress`. "stops": whether a lead has asked for a stop.
+    "seen": as `read_last_seen`, and "time": this host's clock. "gone": as `read_gone`.
+    """
+    about = {"connected": sorted(read_connected(state)[0]), "progress": read_progress(state / name), "time": time.time()}
+    return about | {
+        "stops": (state / name / STOP).exists(),
+        "seen": read_last_seen(state),
+        "gone": read_gone(state / name),
+    }
+
+
+def read_clock(state: Path) -> float | None:
+    """Return how many seconds the clock of the server is ahead of a site's; None before the first job, or if damaged."""
+    with suppress(RunError, KeyError, TypeError, ValueError):
+        return float(read_json(state / WORK_FOLDER / CLOCK_FILE)["ahead"])
+    return None
 
 
 def list_result_files(folder: Path, round: int | None) -> dict[str, Path]:

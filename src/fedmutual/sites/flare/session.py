@@ -112,9 +112,8 @@ class Session:
     def status(self, name: str) -> dict[str, Any]:
         """Return the status of a federation. Raises ConfigError where the server has another version of fedmutual.
 
-        "connected": the connected sites. "progress": the progress file, or None. "stops": whether a stop is requested.
-        "job": the id of a waiting or running job, or None. "seen": as `read_last_seen`, and "time": the server's clock;
-        "gone": as `read_gone`; None at an older server.
+        The status is as `read_status`; an older server gives no "seen", "time" and "gone". "job": the id of a waiting or
+        running job, or None.
         """
         answer = self._send_command("status", name)
         check_release(_read(answer, "version", Text), "the server")

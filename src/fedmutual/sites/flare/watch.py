@@ -251,10 +251,8 @@ def _carry_out(state: Path, engine: Any, what: str, name: str, file: str) -> dic
         return {}
     known = read_progress(folder)
     if what == "status":
-        stops, connected = stop.exists(), sorted(list_connected(engine)[0])
-        about: dict[str, Any] = {"job": _find_job(engine, name), "version": fedmutual.__version__}
-        about |= {"seen": progress.read_last_seen(state), "time": time.time(), "gone": read_gone(folder)}
-        return {"connected": connected, "progress": known, "stops": stops, **about}
+        about = {"job": _find_job(engine, name), "version": fedmutual.__version__}
+        return progress.read_status(state, name) | about | {"connected": sorted(list_connected(engine)[0])}
     if what == "stop":
         if known is not None or name in _list_agreed_names(state):  # one of several runs may not have begun
             write_json(stop, {"format": FORMAT})
