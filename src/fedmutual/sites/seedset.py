@@ -33,7 +33,6 @@ from fedmutual.federation.build import check_enough
 from fedmutual.files import replace_file
 from fedmutual.sites.schema import SeedsTable
 
-_CHUNK = 1024
 _ARRAYS = {"x", "y", "classes", "about"}
 _WORDS = 2**24  # bytes of an array of text: names of classes, scaling
 
@@ -206,17 +205,18 @@ def collect_seedset(
         is_known = use.labelled or (all_have and use.own_labels and i == site)
         path, one = make_seedset_path(folder, i), _read_part(folder, i, is_known)
         _check(path, find_mismatch(one, find_image_shape(space.shape), classes, prepared[site].scaled))
-        is_mine = mine.rows is not None and i == site
-        if is_mine and not _is_equal(one, mine):
+        parts[i] = given = _read_site_part(one, path, like)
+        if mine.rows is not None and i == site:
+            parts[i] = mine._replace(trained=[0] * len(classes))  # what the set lacks of this site's classes is said below
+        found = _gather_parts({i: parts[i]}, classes).summary(use.labelled)
+        if parts[i] is not given and describe_difference(found, _gather_parts({i: given}, classes).summary(use.labelled)):
             raise DataError(
                 f"{path}: the file does not contain the public rows that this site's split selects; the file was made with "
                 "another seed, another split or other data; write the file again with `fedmutual data give`, and send it to "
                 "all sites"
             )
-        # what the set lacks of this site's classes is said here
-        parts[i] = mine._replace(trained=[0] * len(classes)) if is_mine else _read_site_part(one, path, like)
         if agreed is not None:
-            _check_agreed(path, i, _gather_parts({i: parts[i]}, classes).summary(use.labelled), agreed)
+            _check_agreed(path, i, found, agreed)
     for k, name in enumerate(classes):
         if use.labelled and mine.trained[k] and not any(part.counts[k] for part in parts.values()):
             raise ConfigError(
@@ -265,20 +265,6 @@ def _read_site_part(seedset_file: SeedsetFile, path: Path, like: Rows | None = N
     store, _ = make_store(examples, labels, seedset_file.scaling, lambda row: f"row {row} of {path}", resident, 0)
     rows = Rows(store, np.arange(len(labels)), None if like is None else like.augment)
     return PublicPart(rows, examples, seedset_file.counts, seedset_file.counts)
-
-
-def _is_equal(seedset_file: SeedsetFile, site_part: PublicPart) -> bool:
-    """Return whether a file has the rows of this site's split."""
-    assert site_part.rows is not None
-    index = site_part.rows.index
-    if len(seedset_file.x) != len(index) or (
-        seedset_file.labels is not None and not np.array_equal(seedset_file.labels, site_part.rows.labels)
-    ):
-        return False
-    pieces = (slice(k, k + _CHUNK) for k in range(0, len(index), _CHUNK))
-    return all(
-        np.array_equal(seedset_file.x[rows], site_part.examples.take_one(index[rows].tolist()).numpy()) for rows in pieces
-    )
 
 
 def _gather_parts(parts: Mapping[str, PublicPart], classes: Sequence[str]) -> PublicSet:
