@@ -58,7 +58,7 @@ class Table:
         self.uploads: dict[str, list[int]] = {}
 
     def run(self, last: Stage = Stage.UNMASK) -> "Table":
-        """Run all stages up to the named stage. Raise TooFewSites if too few sites answer."""
+        """Run all stages up to the named stage. Raise TooFew if too few sites answer."""
         absent_sites: set[str] = set()
         for stage in Stage:
             if stage > last:

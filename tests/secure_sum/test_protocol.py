@@ -6,9 +6,9 @@ import torch
 from scipy.stats import chisquare
 
 from authority import make_signer
+from fedmutual.sites.protocol import TooFew
 from fedmutual.sites.secure_sum import messages
 from fedmutual.sites.secure_sum.messages import ANSWERS, ORDERS, Rejected, Stage, find_threshold, pack_content, read_content
-from fedmutual.sites.secure_sum.server import TooFewSites
 from fedmutual.sites.secure_sum.site import SumSite
 from masked import NAMES, Table, make_context
 
@@ -57,7 +57,7 @@ def test_sites_that_drop_out_one_after_the_other() -> None:
 @pytest.mark.parametrize("stage", Stage)
 def test_below_the_threshold_the_stage_comes_to_nothing(stage) -> None:
     table = Table(5, away={stage: {"ash", "birch"}})
-    with pytest.raises(TooFewSites, match=f"3 of 5 .* {stage.name} .* 4 are needed"):
+    with pytest.raises(TooFew, match=f"3 of 5 .* {stage.name} .* 4 are needed"):
         table.run()
 
 
@@ -97,7 +97,7 @@ def test_a_forged_key_is_refused_by_every_site_and_named() -> None:
         return [k.model_copy(update={"mask_key": "ab" * 32}) if k.site == "cedar" else k for k in keys]
 
     table = Table(5, orders={Stage.SHARES: change(ORDERS[Stage.SHARES], swap)})
-    with pytest.raises(TooFewSites, match="0 of 5"):
+    with pytest.raises(TooFew, match="0 of 5"):
         table.run()
     assert all("'cedar'" in why and "signature" in why for why in table.refusals.values())
     assert table.refusals.keys() == set(FIVE)
@@ -136,7 +136,7 @@ def test_a_site_that_was_sent_another_model_is_found_and_named() -> None:
     assert "cedar" not in table.server.present
     hidden = Table(5, contexts=other)
     hidden.server.check_answer = lambda stage, site, message: None
-    with pytest.raises(TooFewSites):
+    with pytest.raises(TooFew):
         hidden.run()
     assert all("'cedar'" in hidden.refusals[i] and "another model" in hidden.refusals[i] for i in set(FIVE) - {"cedar"})
 
@@ -151,7 +151,7 @@ def test_keys_of_another_sum_are_refused(changed) -> None:
         return [replayed if k.site == "cedar" else k for k in keys]
 
     table = Table(5, orders={Stage.SHARES: change(ORDERS[Stage.SHARES], swap)})
-    with pytest.raises(TooFewSites):
+    with pytest.raises(TooFew):
         table.run()
     assert all("'cedar'" in why for i, why in table.refusals.items() if i != "cedar")
 
@@ -169,7 +169,7 @@ def test_shares_that_were_changed_on_their_way_are_refused_and_named() -> None:
 def test_a_site_reported_as_dropped_out_gives_no_signature() -> None:
     without = [i for i in FIVE if i != "ash"]
     table = Table(5, orders={Stage.CONFIRM: change(ORDERS[Stage.CONFIRM], lambda sites: without)})
-    with pytest.raises(TooFewSites):
+    with pytest.raises(TooFew):
         table.run()
     assert "this site dropped out" in table.refusals["ash"]
 
@@ -183,7 +183,7 @@ def test_a_dropout_reported_to_some_sites_only_reveals_nothing() -> None:
 
     table = Table(5, orders={Stage.CONFIRM: lie})
     table.server.check_answer = lambda stage, site, message: None
-    with pytest.raises(TooFewSites, match="0 of 5"):
+    with pytest.raises(TooFew, match="0 of 5"):
         table.run()
     assert "site 'birch' did not sign" in table.refusals["ash"]
     assert "site 'ash' is refused" in table.refusals["birch"]
@@ -201,7 +201,7 @@ def test_no_site_reveals_both_secrets_of_another_site() -> None:
 def test_a_second_attempt_of_a_round_that_was_opened_is_refused(changed) -> None:
     records = Table(5).run().sites
     table = Table(5, context=make_context(5, **changed), records=records)
-    with pytest.raises(TooFewSites):
+    with pytest.raises(TooFew):
         table.run()
     assert all("opened before" in why for why in table.refusals.values())
     assert table.refusals.keys() == set(FIVE)

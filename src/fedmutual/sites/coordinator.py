@@ -33,8 +33,8 @@ from fedmutual.rundir.schema import RecordedEngine, Saved
 from fedmutual.rundir.summary import write_summary
 from fedmutual.rundir.trackers import check_installed, open_trackers
 from fedmutual.sites.contract import Contract, identify
-from fedmutual.sites.engine import Setback, SitesEngine, TooFew
-from fedmutual.sites.protocol import Transport
+from fedmutual.sites.engine import Setback, SitesEngine
+from fedmutual.sites.protocol import TooFew, Transport
 from fedmutual.sites.secure_sum.fixed_point import list_masked_leaves
 from fedmutual.sites.secure_sum.identity import read_authority
 from fedmutual.sites.secure_sum.server import SecureSums

@@ -26,6 +26,7 @@ from fedmutual.sites.protocol import (
     MalformedMessage,
     Order,
     SiteAnswer,
+    TooFew,
     Transport,
     digest_order,
     find_message_fault,
@@ -34,16 +35,12 @@ from fedmutual.sites.protocol import (
 from fedmutual.sites.screening import screen
 from fedmutual.sites.secure_sum.fixed_point import count_words, is_weighted
 from fedmutual.sites.secure_sum.messages import Rejected, Stage
-from fedmutual.sites.secure_sum.server import SecureSums, TooFewSites
+from fedmutual.sites.secure_sum.server import SecureSums
 from fedmutual.sites.server_journal import LEFT, ServerJournal
 from fedmutual.sites.sizes import MessageSizes
 from fedmutual.sites.statistics import find_sums_fault, get_screened
 
 _LOG_LIMIT = 1000 * LONGEST_TEXT  # characters of each site's text that one process logs
-
-
-class TooFew(RuntimeError):
-    """Fewer sites answered than the quorum: the round begins again when enough sites are back."""
 
 
 class Setback(Paused):
@@ -141,8 +138,6 @@ class SitesEngine(Engine):
                 at.round, self._journal.attempt, model, count, trained, lambda sent: self._ask(sent, outcome), refuse
             )
             total = opened.add_words()
-        except TooFewSites as problem:
-            raise TooFew(str(problem)) from None
         except Rejected as problem:
             raise Setback(at.round, str(problem), diverged=False) from None
         self._finished = tuple(sorted(opened.answers[Stage.UNMASK]))

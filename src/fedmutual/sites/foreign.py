@@ -19,11 +19,10 @@ from fedmutual.files import write_bytes
 from fedmutual.rundir.checkpoint import read_checkpoint
 from fedmutual.sites.contract import Contract, accept_contract, check_rounds, read_contract, read_submitted_contract
 from fedmutual.sites.coordinator import Coordinator, find_longest_message
-from fedmutual.sites.engine import TooFew
 from fedmutual.sites.flare.kits import FEDERATION
 from fedmutual.sites.modules import ListedModules
 from fedmutual.sites.private_values import Say
-from fedmutual.sites.protocol import Transport
+from fedmutual.sites.protocol import TooFew, Transport
 from fedmutual.sites.site_settings import SiteSettings, read_site_file
 from fedmutual.user_code import plugins
 

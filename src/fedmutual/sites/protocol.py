@@ -122,6 +122,10 @@ class MalformedMessage(ValueError):
     """The bytes are neither an order nor an answer."""
 
 
+class TooFew(RuntimeError):
+    """Fewer sites answered than a round, or a stage of a secure sum, needs: it begins again when enough are back."""
+
+
 class Limit(NamedTuple):
     """The largest size of a message in bytes, as `sizes` computes it: of its header, and of its tensors."""
 

@@ -12,7 +12,7 @@ from fedmutual.data.federation import list_training_rows
 from fedmutual.data.prepared import prepare
 from fedmutual.data.rows import Rows, merge_rows
 from fedmutual.data.statistics import Moments, Words, sum_client
-from fedmutual.engines.base import keep_best_personal
+from fedmutual.engines.base import count_parameters, keep_best_personal
 from fedmutual.errors import ConfigError, RunError, UserError
 from fedmutual.events import Evaluated, Observer, Score
 from fedmutual.federation import description
@@ -238,7 +238,7 @@ class SiteRuntime:
             self._journal.publish()
             self._not_done.clear()
             return reply
-        except Declined as problem:
+        except (Declined, Rejected) as problem:
             is_recorded_once, why, answer = True, f"declined: {problem}", SiteAnswer(order, problem=str(problem))
         except Exception as problem:  # of any type: a site's own network or task may raise any error
             self._client = None  # discards changes since the last saved phase
@@ -284,10 +284,7 @@ class SiteRuntime:
         with self._journal.change(erase=is_stage):
             if self._sums is not None and is_stage:
                 answer = SiteAnswer(order)
-                try:
-                    message, unmasked = self._sums.answer_stage(order, inbox)
-                except Rejected as problem:
-                    raise Declined(str(problem)) from None
+                message, unmasked = self._sums.answer_stage(order, inbox)
             reply = pack_message(answer, message)
             trained = None if is_stage or order.kind == EVALUATE else self._client
             self._journal.finish(order, digest, reply, trained, kept)
@@ -493,8 +490,8 @@ def _prepare_folder(folder: Path, experiment: Experiment, site: str) -> None:
         "scaling": description.describe_scaling(experiment.data.space),
     }
     environment = folders.describe_environment(experiment.config.engine.threads, str(experiment.device))
-    sizes = {name: sum(p.numel() for p in net.parameters()) for name, net in experiment.build_client(site).nets.items()}
-    environment = description.describe_run(environment.model_copy(update=about), experiment, {site: sizes})
+    sizes = {site: count_parameters(experiment.build_client(site))}
+    environment = description.describe_run(environment.model_copy(update=about), experiment, sizes)
     folders.write_about(folder, experiment.config, environment, experiment.data.partition)
     every, rounds = experiment.config.records.evaluate_every, experiment.config.rounds
     rewind(folder / METRICS, lambda round: is_scored_on_resume(round, round, every, rounds))

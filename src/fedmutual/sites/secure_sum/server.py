@@ -16,7 +16,7 @@ import torch
 from fedmutual.core import Message
 from fedmutual.engines.loop import count_bytes
 from fedmutual.sites.journal import Journal
-from fedmutual.sites.protocol import WORK, Order, SiteAnswer
+from fedmutual.sites.protocol import WORK, Order, SiteAnswer, TooFew
 from fedmutual.sites.secure_sum import masks, messages
 from fedmutual.sites.secure_sum.identity import Authority, Forged
 from fedmutual.sites.secure_sum.masks import Words, commit_seed
@@ -26,10 +26,6 @@ from fedmutual.sites.secure_sum.shares import join_shares
 SendOrders = Callable[[Mapping[str, tuple[Order, Message]]], Iterator[tuple[str, tuple[SiteAnswer, Message]]]]
 _STAGE = "stage"  # kind of content in the journal: a site's answer to a stage
 _TRIALS = 1000  # sets of shares that are tried for one secret: with 20 sites enough to leave 3 wrong shares out
-
-
-class TooFewSites(RuntimeError):
-    """Fewer sites than the threshold answered a stage. The stage can be repeated."""
 
 
 @dataclass
@@ -89,9 +85,9 @@ class SumServer:
             raise Rejected(f"{sender} gave shares of other secrets than the order asks for")
 
     def close_stage(self, stage: Stage, answers: Mapping[str, Message]) -> None:
-        """Store the checked answers of a stage. Raises TooFewSites where there are fewer answers than the threshold."""
+        """Store the checked answers of a stage. Raises TooFew where there are fewer answers than the threshold."""
         if len(answers) < self.context.threshold:
-            raise TooFewSites(
+            raise TooFew(
                 f"{len(answers)} of {len(self.context.sites)} sites answered the stage {stage.name} of the secure sum, and "
                 f"{self.context.threshold} are needed"
             )
@@ -150,12 +146,14 @@ class SumServer:
         return {i: read_content(ANSWERS[stage], message, i) for i, message in self.answers[stage].items()}
 
 
+@dataclass(frozen=True)
 class SecureSums:
     """The server's secure sums of a federation, one per round."""
 
-    def __init__(self, journal: Journal, authority: Authority, contract: str, sites: tuple[str, ...]) -> None:
-        """contract: digest of the contract, in hex. sites: all sites of the federation."""
-        self._journal, self._authority, self._contract, self._sites = journal, authority, contract, sites
+    journal: Journal
+    authority: Authority
+    contract: str  # digest of the contract, in hex
+    sites: tuple[str, ...]  # all sites of the federation
 
     def open(
         self,
@@ -171,10 +169,18 @@ class SecureSums:
 
         model: digest of the model that the sites were sent. count: the number of words that a site sends. trained: the sites
         that trained. ask: sends orders, and yields each answer when it arrives. refuse: is called with the site, the order
-        and the reason for each invalid answer. Raises TooFewSites where fewer sites than the threshold answered a stage
+        and the reason for each invalid answer. Raises TooFew where fewer sites than the threshold answered a stage
         (calling `open` again repeats this stage); RunError where the journal is damaged or cannot be written.
         """
-        server = self.begin(SumContext(self._contract, self._sites, round, attempt, model), count)
+        context, journal = SumContext(self.contract, self.sites, round, attempt, model), self.journal
+        server = SumServer(context, self.authority, count)
+        if journal.get_fact("sum") != context.binding.hex():
+            with journal.change():
+                journal.write("DELETE FROM contents WHERE kind = ?", (_STAGE,))
+                journal.set_fact("sum", context.binding.hex())
+        for closed, site in journal.read("SELECT DISTINCT phase, site FROM contents WHERE kind = ? ORDER BY phase", _STAGE):
+            answer = journal.read_tensors(_STAGE, round, closed, site)
+            server.answers.setdefault(Stage(closed), {})[site] = answer
         up, down = Counter[str](), Counter[str]()
         for stage in Stage:
             if stage in server.answers:
@@ -194,23 +200,7 @@ class SecureSums:
                 except Rejected as problem:
                     refuse(site, site_answer.order, str(problem))
             server.close_stage(stage, answers)
-            self.save(server, stage)
-        return server, up, down
-
-    def begin(self, context: SumContext, count: int) -> SumServer:
-        """Return the server's side of a sum, with the stages that are closed already. count: words of an update."""
-        server, journal = SumServer(context, self._authority, count), self._journal
-        if journal.get_fact("sum") != context.binding.hex():
             with journal.change():
-                journal.write("DELETE FROM contents WHERE kind = ?", (_STAGE,))
-                journal.set_fact("sum", context.binding.hex())
-        for stage, site in journal.read("SELECT DISTINCT phase, site FROM contents WHERE kind = ? ORDER BY phase", _STAGE):
-            answer = journal.read_tensors(_STAGE, context.round, stage, site)
-            server.answers.setdefault(Stage(stage), {})[site] = answer
-        return server
-
-    def save(self, server: SumServer, stage: Stage) -> None:
-        """Write a closed stage, in one transaction."""
-        with self._journal.change():
-            for site, answer in server.answers[stage].items():
-                self._journal.write_tensors(answer, _STAGE, server.context.round, stage, site)
+                for site, answer in answers.items():
+                    journal.write_tensors(answer, _STAGE, round, stage, site)
+        return server, up, down

@@ -7,7 +7,7 @@ attempt of a round: a second sum without one site would give the server the upda
 import hashlib
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,7 @@ class SumState(BaseModel):
         return mask_key, seal_key, seed
 
 
+@dataclass
 class SumSite:
     """One site in one sum. The caller saves `state` and `opened` after each stage, before the answer is sent.
 
@@ -79,18 +80,12 @@ class SumSite:
     `sites.site_journal` ensures that a site answers each stage of an attempt once, or repeats the same answer.
     """
 
-    def __init__(
-        self,
-        context: SumContext,
-        site: str,
-        signer: Signer,
-        authority: Authority,
-        state: SumState | None = None,
-        opened: Mapping[int, str] | None = None,
-    ) -> None:
-        """state: of the current sum, as saved; None before the first one. opened: round -> digest of the opened sum."""
-        self._context, self._site, self._signer, self._authority = context, site, signer, authority
-        self.state, self.opened = state, dict(opened or {})
+    context: SumContext
+    site: str
+    signer: Signer
+    authority: Authority
+    state: SumState | None = None  # of the current sum; None before the first one
+    opened: dict[int, str] = field(default_factory=dict)  # round -> digest of the opened sum
 
     def answer(self, stage: Stage, order: Message, words: Words) -> Message:
         """Return the answer to the order of a stage. words: of this site's update [N], which UPLOAD masks.
@@ -103,7 +98,7 @@ class SumSite:
         if stage is Stage.KEYS:
             return messages.pack_content(self._announce_keys(content))
         state = self.state
-        if state is None or state.binding != self._context.binding.hex():
+        if state is None or state.binding != self.context.binding.hex():
             raise Rejected("this site announced no keys for this attempt of the round")
         methods: dict[Stage, Callable[[SumState, Any], Done]] = {
             Stage.SHARES: self._share_secrets,
@@ -117,7 +112,7 @@ class SumSite:
 
     def _announce_keys(self, attempt: int) -> Announcement:
         """Draw new keys, and return the signed announcement of their public keys."""
-        context = self._context
+        context = self.context
         if attempt != context.attempt:
             raise Rejected("the server asks for the keys of another attempt")
         keys = masks.make_key(), masks.make_key(), secrets.token_bytes(32)
@@ -125,30 +120,30 @@ class SumSite:
         self.state = SumState(binding=context.binding.hex(), keys=(mask_key, seal_key, seed))
         public = masks.derive_public_key(keys[0]), masks.derive_public_key(keys[1])
         return messages.make_announcement(
-            context, self._site, *public, masks.commit_seed(keys[2], context.binding), self._signer
+            context, self.site, *public, masks.commit_seed(keys[2], context.binding), self.signer
         )
 
     def _share_secrets(self, state: SumState, announced: Sequence[Announcement]) -> Done:
         """Check all announcements, and return encrypted shares of this site's secrets for all other sites."""
-        context = self._context
+        context = self.context
         if state.members:
             raise Rejected("this site has masked its words, and does not share its secrets again")
         mask_key, seal_key, seed = state.read_keys()
         for announcement in announced:
-            messages.check_announcement(announcement, context, self._authority)
+            messages.check_announcement(announcement, context, self.authority)
         self._check_sites([announcement.site for announcement in announced], "announced keys")
         announcements = {announcement.site: announcement for announcement in announced}
-        if announcements[self._site].mask_key != masks.derive_public_key(mask_key).hex():
+        if announcements[self.site].mask_key != masks.derive_public_key(mask_key).hex():
             raise Rejected("the server sends other keys of this site than this site announced")
         points = {site: context.find_point(site) for site in announcements}
         of_key, of_seed = (split_secret(secret, context.threshold, [*points.values()]) for secret in (mask_key, seed))
         sealed = {}
         for site, announcement in announcements.items():
             public, shares = bytes.fromhex(announcement.seal_key), of_key[points[site]] + of_seed[points[site]]
-            if site != self._site:
-                sealed[site] = messages.seal_shares(context, seal_key, public, self._site, site, shares).hex()
-        point = points[self._site]
-        own_shares = {self._site: (of_key[point].hex(), of_seed[point].hex())}
+            if site != self.site:
+                sealed[site] = messages.seal_shares(context, seal_key, public, self.site, site, shares).hex()
+        point = points[self.site]
+        own_shares = {self.site: (of_key[point].hex(), of_seed[point].hex())}
         return {"announcements": announcements, "shares": own_shares}, sealed
 
     def _mask_words(self, state: SumState, sealed: Mapping[str, str], words: Words) -> Done:
@@ -156,34 +151,34 @@ class SumSite:
 
         A site masks its words for one set of sites only: the difference of two answers would reveal a pair mask.
         """
-        context, members = self._context, sorted({*sealed, self._site})
-        if self._site in sealed or not state.announcements.keys() >= set(members):
+        context, members = self.context, sorted({*sealed, self.site})
+        if self.site in sealed or not state.announcements.keys() >= set(members):
             raise Rejected("the server sends shares of a site that announced no keys")
         self._check_sites(members, "shared their secrets")
         if state.members and state.members != members:
             raise Rejected("this site masked its words before, for other sites; a site masks its words only once")
         mask_key, seal_key, seed = state.read_keys()
-        shares = {self._site: state.shares[self._site]}
+        shares = {self.site: state.shares[self.site]}
         for sender, encrypted in sealed.items():
             public = bytes.fromhex(state.announcements[sender].seal_key)
-            opened = messages.open_shares(context, seal_key, public, sender, self._site, bytes.fromhex(encrypted))
+            opened = messages.open_shares(context, seal_key, public, sender, self.site, bytes.fromhex(encrypted))
             shares[sender] = opened[:SHARE_BYTES].hex(), opened[SHARE_BYTES:].hex()
-        others = [(site, bytes.fromhex(state.announcements[site].mask_key)) for site in members if site != self._site]
+        others = [(site, bytes.fromhex(state.announcements[site].mask_key)) for site in members if site != self.site]
         masked = words.copy()
-        masks.add_seed_mask(masked, seed, context.binding, self._site)
-        masks.add_pair_masks(masked, self._site, mask_key, others, context.binding)
+        masks.add_seed_mask(masked, seed, context.binding, self.site)
+        masks.add_pair_masks(masked, self.site, mask_key, others, context.binding)
         return {"shares": shares, "members": members}, masked
 
     def _confirm_present(self, state: SumState, present: list[str]) -> Done:
         """Sign the list of sites whose words the server claims to have, and erase this site's own secrets."""
-        if self._site not in present:
+        if self.site not in present:
             raise Rejected("the server claims that this site dropped out, but this site sent its words")
         self._check_sites(present, "sent their words")
         if not set(present) <= set(state.members):
             raise Rejected("the server claims to have words of a site that shared no secrets")
         if state.present and state.present != sorted(present):
             raise Rejected("this site has signed another list of present sites; two lists would open two sums")
-        signature = self._signer.sign(messages.make_confirmed_content(self._context, present))
+        signature = self.signer.sign(messages.make_confirmed_content(self.context, present))
         return {"present": sorted(present), "keys": None}, signature.hex()
 
     def _open_secrets(self, state: SumState, signatures: Mapping[str, str]) -> Done:
@@ -193,13 +188,13 @@ class SumSite:
         """
         if not state.present:
             raise Rejected("the server asks for shares before this site has signed the list of present sites")
-        content = messages.make_confirmed_content(self._context, state.present)
+        content = messages.make_confirmed_content(self.context, state.present)
         for site, signature in signatures.items():
             if site not in state.present:
                 raise Rejected(f"the signature of site {site!r} is refused: the site is not on the list of present sites")
             certificate = bytes.fromhex(state.announcements[site].certificate)
             try:
-                self._authority.check(site, certificate, bytes.fromhex(signature), content)
+                self.authority.check(site, certificate, bytes.fromhex(signature), content)
             except Forged:
                 raise Rejected(f"site {site!r} did not sign the list of sites that this site received") from None
         self._check_sites([*signatures], "signed the list of present sites", is_own_required=False)
@@ -209,24 +204,24 @@ class SumSite:
         keys = {site: state.shares[site][0] for site in state.members if site not in state.present}
         if None in (*seeds.values(), *keys.values()):
             raise Rejected("this site has erased a share that the order asks for")
-        self.opened[self._context.round] = digest
+        self.opened[self.context.round] = digest
         of_seeds = {site: (None, share) for site, share in seeds.items()}
         return {"shares": of_seeds | {site: (share, None) for site, share in keys.items()}}, (seeds, keys)
 
     def _check_opened(self, digest: str | None) -> None:
         """Raise Rejected if the round was opened before. digest: the digest of the sum that may be opened again."""
-        if self.opened.get(self._context.round, digest) != digest:
+        if self.opened.get(self.context.round, digest) != digest:
             raise Rejected(
                 "the sum of this round was opened before; a second sum, with other sites, would reveal single updates"
             )
 
     def _check_sites(self, sites: list[str], action: str, is_own_required: bool = True) -> None:
         """Raise Rejected unless `sites` holds `threshold` different sites. action: what they did, for the error text."""
-        if len(set(sites)) < len(sites) or (is_own_required and self._site not in sites):
+        if len(set(sites)) < len(sites) or (is_own_required and self.site not in sites):
             raise Rejected(f"the server's list of the sites that {action} names a site twice, or lacks this site")
-        if len(sites) < self._context.threshold:
+        if len(sites) < self.context.threshold:
             raise Rejected(
-                f"{len(sites)} of {len(self._context.sites)} sites {action}, and {self._context.threshold} are needed"
+                f"{len(sites)} of {len(self.context.sites)} sites {action}, and {self.context.threshold} are needed"
             )
 
 
