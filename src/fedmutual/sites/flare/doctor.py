@@ -189,65 +189,45 @@ def check_connection(kit: Kit, patience: float = _PATIENCE, idle: float = 0.0) -
     """
     host, port = kit.hosts[0], kit.port
     proxy = None if kit.kind == "server" else find_proxy(host, port)
+    where, connection = f"{host}:{port}", http.client.HTTPConnection(host, port, timeout=patience)
     if proxy is not None:
-        yield from _check_through_proxy(kit, *proxy, patience, idle)
-        return
-    where, is_named = f"{host}:{port}", False
+        variable, url = proxy
+        where = f"the proxy {url.hostname}:{url.port or _PROXY_PORT} of {variable}"
+        connection = http.client.HTTPConnection(str(url.hostname), url.port or _PROXY_PORT, timeout=patience)
+        user = unquote(url.netloc.rpartition("@")[0]).encode()
+        headers = {"Proxy-Authorization": f"Basic {base64.b64encode(user).decode()}"} if user else {}
+        connection.set_tunnel(host, port, headers)
+        way_out = f"correct {variable} or the proxy, or add {host} to no_proxy to connect without a proxy"
     try:
-        addresses = sorted({str(a[4][0]) for a in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)})
-        yield Check(OK, f"the server's name {host!r} is {', '.join(addresses)}")
-        is_named = True
-        plain = socket.create_connection((host, port), patience)
-    except OSError as error:
-        causes = {
-            ConnectionRefusedError: "the server is not running, or listens on another port",
-            TimeoutError: "a firewall blocks the port, or the host is down",
-        }
-        advice = causes.get(type(error), "check the network and the firewall between this host and the server")
-        if not is_named:
-            where, advice = f"the server's name {host!r}", "correct server.hosts or the name service, or write /etc/hosts"
-        unread = " and ".join(name for name in UNREAD_VARIABLES if os.environ.get(name))
-        advice += f"; if only a proxy connects to it, set https_proxy: {unread} is not read" if unread else ""
-        yield Check(WRONG, f"{where} {_describe_error(error, patience)}: {advice}", is_temporary=True)
-        return
-    yield Check(OK, f"{where} accepts connections")
-    yield _check_tls(kit, plain, idle)
-
-
-def _describe_error(error: Exception, patience: float) -> str:
-    """Return why no connection was opened, as the end of a sentence. patience: seconds for the step."""
-    if isinstance(error, socket.gaierror):
-        return "has no address here"
-    if isinstance(error, ConnectionRefusedError):
-        return "refuses connections"
-    if isinstance(error, TimeoutError):
-        return f"does not answer in {patience:g} s"
-    if isinstance(error, http.client.HTTPException):
-        return "does not answer as an HTTP proxy"
-    return f"cannot be reached ({getattr(error, 'strerror', None) or error})"
-
-
-def _check_through_proxy(kit: Kit, variable: str, url: SplitResult, patience: float, idle: float) -> Iterator[Check]:
-    """Yield whether the proxy connects to the server, and the result of the TLS handshake through the proxy."""
-    host, port = kit.hosts[0], kit.port
-    where = f"the proxy {url.hostname}:{url.port or _PROXY_PORT} of {variable}"
-    advice = f"correct {variable} or the proxy, or add {host} to no_proxy to connect without a proxy"
-    user = unquote(url.netloc.rpartition("@")[0]).encode()
-    connection = http.client.HTTPConnection(str(url.hostname), url.port or _PROXY_PORT, timeout=patience)
-    headers = {"Proxy-Authorization": f"Basic {base64.b64encode(user).decode()}"} if user else {}
-    connection.set_tunnel(host, port, headers)
-    try:
+        if proxy is None:
+            addresses = sorted({str(a[4][0]) for a in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)})
+            yield Check(OK, f"the server's name {host!r} is {', '.join(addresses)}")
         connection.connect()
     except (OSError, http.client.HTTPException) as error:
         connection.close()
         refusal = re.match(r"Tunnel connection failed: (\d+)", str(error))
-        problem = f"refuses with status {refusal[1]}" if refusal else _describe_error(error, patience)
-        is_temporary = refusal is not None and refusal[1].startswith("5")  # 502 to 504: the server may not be running yet
-        yield Check(WRONG, f"{host}:{port} cannot be reached, because {where} {problem}; {advice}", is_temporary)
+        why, fix = f"cannot be reached ({getattr(error, 'strerror', None) or error})", "check the network and the firewall"
+        if isinstance(error, socket.gaierror):
+            why, fix = "has no address here", "correct server.hosts or the name service, or write /etc/hosts"
+            where = f"the server's name {host!r}" if proxy is None else where
+        elif isinstance(error, ConnectionRefusedError):
+            why, fix = "refuses connections", "the server is not running, or listens on another port"
+        elif isinstance(error, TimeoutError):
+            why, fix = f"does not answer in {patience:g} s", "a firewall blocks the port, or the host is down"
+        elif refusal or isinstance(error, http.client.HTTPException):
+            why = f"refuses with status {refusal[1]}" if refusal else "does not answer as an HTTP proxy"
+        if proxy is not None:
+            is_temporary = refusal is not None and refusal[1].startswith("5")  # the server may not be running yet
+            yield Check(WRONG, f"{host}:{port} cannot be reached, because {where} {why}; {way_out}", is_temporary)
+            return
+        unread = " and ".join(name for name in UNREAD_VARIABLES if os.environ.get(name))
+        fix += f"; if only a proxy connects to it, set https_proxy: {unread} is not read" if unread else ""
+        yield Check(WRONG, f"{where} {why}: {fix}", is_temporary=True)
         return
-    yield Check(OK, f"{where} connects to {host}:{port}")
+    yield Check(OK, f"{where} accepts connections" if proxy is None else f"{where} connects to {host}:{port}")
     check = _check_tls(kit, connection.sock, idle)
-    yield check if check.grade == OK else check._replace(text=f"through {where}: {check.text}; {advice}")
+    is_fine = proxy is None or check.grade == OK
+    yield check if is_fine else check._replace(text=f"through {where}: {check.text}; {way_out}")
 
 
 def _check_tls(kit: Kit, plain: socket.socket, idle: float) -> Check:
@@ -342,14 +322,11 @@ def _bypasses_proxy(host: str, port: int) -> bool:
     entries = os.environ.get(_find_first(PROXY_EXCEPTIONS) or "", "")
     if urllib.request.proxy_bypass_environment(f"{host}:{port}", {"no": entries}):  # type: ignore[attr-defined]
         return True
-    return any(_is_in_network(host, entry.strip().removesuffix(f":{port}")) for entry in entries.split(","))
-
-
-def _is_in_network(host: str, network: str) -> bool:
-    try:
-        return ip_address(host) in ip_network(network, strict=False)
-    except ValueError:
-        return False
+    for entry in entries.split(","):
+        with suppress(ValueError):  # a name
+            if ip_address(host) in ip_network(entry.strip().removesuffix(f":{port}"), strict=False):
+                return True
+    return False
 
 
 def _find_first(names: tuple[str, ...]) -> str | None:
