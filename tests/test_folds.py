@@ -22,7 +22,7 @@ from fedmutual.results.frame import find_runs, read_runs
 from fedmutual.sites.contract import read_contract
 from fedmutual.sites.coordinator import Coordinator
 from fedmutual.sites.site_runtime import SiteRuntime
-from fedmutual.sites.site_settings import read_site_file
+from fedmutual.sites.site_settings import configure_site, read_site_file
 from fedmutual.studies.compare import compare, tune
 from fedmutual.studies.study import list_runs
 from own_data import config, npz
@@ -208,9 +208,9 @@ def test_a_job_is_a_fold_of_the_contract(change: dict[str, Any], tmp_path: Path)
 @pytest.mark.sites
 def test_a_site_chooses_no_fold(tmp_path: Path) -> None:
     contract = read_contract(wards.contract(tmp_path, wards.COMMON | {"split": {"folds": 3}}, wards.SITES))
-    file = read_site_file(wards.site(tmp_path, "north", wards.SITES["north"], split={"fold": 1})).file
+    settings = read_site_file(wards.site(tmp_path, "north", wards.SITES["north"], split={"fold": 1}))
     with pytest.raises(ConfigError, match=r"'split\.fold' is one for all sites"):
-        contract.make_site_config(file, "site.toml")
+        configure_site(contract, settings)
 
 
 @pytest.mark.run

@@ -36,13 +36,9 @@ def test_weights_that_a_site_names_count_from_its_file(tmp_path, weights_key, re
 @pytest.mark.parametrize(
     ("tables", "message"),
     [
-        (
-            {"algorithm": {"name": "centralised"}},
-            "algorithm 'centralised' trains on all data in one place, and real sites keep their data; choose another",
-        ),
-        (
-            {"algorithm": {"name": "feddf"}},
-            "algorithm 'feddf' trains on public data at the server, and between real sites the",
+        *(
+            ({"algorithm": {"name": name}}, f"algorithm {name!r} trains on data at the server, which has none between real")
+            for name in ("centralised", "feddf")
         ),
         ({"partition": {"clients": 3}}, "key 'partition' is not allowed in FEDERATION.toml"),
         ({"clients": {"north": {}}}, "key 'clients' is not allowed in FEDERATION.toml"),

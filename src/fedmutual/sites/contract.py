@@ -20,7 +20,6 @@ from fedmutual.config import (
     has_aggregation,
     is_pooled,
     make_algorithm,
-    merge_overrides,
     parse_config,
     read_tables,
 )
@@ -44,7 +43,6 @@ from fedmutual.sites.schema import (
     LimitsTable,
     SeedsTable,
     ServerTable,
-    SiteFile,
     SitesTable,
 )
 from fedmutual.sites.secure_sum.messages import LEAST_SITES, MOST_SITES, find_threshold
@@ -55,6 +53,7 @@ _NOT_COMMON = {
     "participants": "name those that take part in sites.names",
     "clients": "write a site's own settings in its site.toml, which the other sites do not see",
     "engine": "move the key to site.toml, which says where a site computes",
+    **dict.fromkeys(SITE_KEYS, "move the key to site.toml, which describes a site's own data and budget"),
 }
 _METRICS = "accuracy"  # the scores that a site shares where no file has the key share.metrics
 
@@ -120,30 +119,6 @@ class Contract:
     def binding(self) -> str:
         """The digest, in hex, that binds keys and signatures of a secure sum to this contract."""
         return digest_agreed(self.record())
-
-    def make_site_config(self, site_file: SiteFile, source: str) -> Config:
-        """Return the full configuration of one site: a federation of one client, with the site's own data.
-
-        source: the name of the file in error messages. Raises ConfigError where a key of the site's file is wrong, or does
-        not fit the contract.
-        """
-        sections = {"data", "model", "algorithm", "training", "optimizer", "share"}
-        client_tables = site_file.model_dump(exclude_unset=True, include=sections)
-        client = {"data": {"name": "digits"}, **{key: table for key, table in client_tables.items() if table != {}}}
-        overrides = site_file.model_dump(exclude_none=True, include={"engine", "split", "privacy", "records"})
-        for key in ("folds", "fold"):
-            if key in overrides["split"]:
-                raise ConfigError(f"{source}: key 'split.{key}' is one for all sites, in FEDERATION.toml; remove it here")
-        if "public_file" in overrides["split"] and self.config.split.public_file is None:
-            raise ConfigError(
-                f"{source}: key 'split.public_file' is the path of a file that all sites have, and FEDERATION.toml has no "
-                "such file; remove it here, or let the lead set it there, too"
-            )
-        tables = merge_overrides(self.tables, {"clients": {site_file.site: client}, **overrides})
-        try:
-            return parse_config(tables, source)
-        except ConfigError as problem:
-            raise ConfigError(str(problem).replace(f"clients.{site_file.site}.", "")) from None
 
     def list_runs(self) -> list["Contract"]:
         """Return the contracts that one submission carries out, one after the other (`consent.list_runs`)."""
@@ -213,25 +188,19 @@ def make_contract(tables: Mapping[str, Any], source: str, **more: Any) -> Contra
     Raises ConfigError where a key is wrong, missing, or not allowed in a contract.
     """
     run_tables = {k: v for k, v in tables.items() if k not in ("server", "sites")}
-    for key, fix in _NOT_COMMON.items():
-        if key in run_tables:
-            raise ConfigError(f"{source}: key {key!r} is not allowed in FEDERATION.toml; {fix}")
-    values = {  # parse_config refuses what is no table
+    values = run_tables | {  # parse_config refuses what is no table
         f"{table}.{name}": value
         for table, keys in run_tables.items()
         if isinstance(keys, Mapping)
         for name, value in keys.items()
     }
+    for key, fix in _NOT_COMMON.items():
+        if key in values:
+            raise ConfigError(f"{source}: key {key!r} is not allowed in FEDERATION.toml; {fix}")
     for key, effect in list_effects(Config).items():
         default = attrgetter(key)(Config())
         if effect.unused_on_sites and values.get(key, default) != default:
             raise ConfigError(f"{source}: key {key!r} has no effect between real sites: {effect.unused_on_sites}; remove it")
-    for key in SITE_KEYS:
-        if key in values:
-            raise ConfigError(
-                f"{source}: key {key!r} is not allowed in FEDERATION.toml; move the key to site.toml, which describes a "
-                "site's own data and budget"
-            )
     share = run_tables.get("share", {})
     run_tables["share"] = {"metrics": _METRICS, **share} if isinstance(share, Mapping) else share
     server = parse_table(ServerTable, tables.get("server", {}), source, "server")
@@ -285,13 +254,8 @@ def _list_faults(contract: Contract) -> Iterator[str]:
     kind = get_target_kind(tasks.make_task(config.training.task))
     if KINDS[kind].is_named and config.data.classes is None:
         yield "the key 'data.classes' is missing: labels are matched by these names at every site"
-    if is_pooled(config):
-        yield f"{method} trains on all data in one place, and real sites keep their data; choose another algorithm"
-    if public is not None and public.server:
-        yield (
-            f"{method} trains on public data at the server, and between real sites the server has no data; choose another "
-            "algorithm"
-        )
+    if is_pooled(config) or (public is not None and public.server):
+        yield f"{method} trains on data at the server, which has none between real sites; choose another algorithm"
     if public is not None and sites.public is None and contract.public is None:
         yield f"{method} needs the key 'sites.public', the folder of the public seed set that all sites have"
     if layout is not None and (public is not None or len(algorithm.start) > 1 or is_peer_to_peer(algorithm)):

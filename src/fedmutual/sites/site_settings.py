@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from fedmutual.calling import Shapes, format_shape
-from fedmutual.config import Config, read_tables
+from fedmutual.config import Config, merge_overrides, parse_config, read_tables
 from fedmutual.config.checks import parse_table
 from fedmutual.data import PublicSet, load, prepare
 from fedmutual.data.examples import list_names
@@ -25,7 +25,6 @@ from fedmutual.sites.contract import Contract, read_contract
 from fedmutual.sites.modules import ListedModules
 from fedmutual.sites.schema import SiteFile
 from fedmutual.sites.seedset import SeedsetFile, collect_seedset, make_seedset_path, write_seedset_file
-from fedmutual.sites.statistics import find_layout_fault
 from fedmutual.user_code import plugins
 
 
@@ -117,24 +116,46 @@ def _find_fault(contract: Contract, experiment: Experiment) -> str | None:
                 f'declare {{ {name} = {{ shape = {format_shape(sites.inputs[name].shape)}, dtype = "{dtype}" }} }}'
             )
     if contract.layout is not None:
-        layout = make_layout(space, contract.config.data.columns)
-        fault = find_layout_fault(layout, contract.layout, sites.columns is not None)
-        return fault and f"data.mean = 'federated' sums the rows of all sites, but {fault}"
+        layout, agreed_layout = make_layout(space, contract.config.data.columns), contract.layout
+        if layout != (agreed_layout if sites.columns is None else replace(agreed_layout, inputs=layout.inputs)):
+            return (
+                "data.mean = 'federated' sums the rows of all sites, and these have other classes, another shape or columns "
+                "with names; change the data to fit 'data.classes' and 'sites.input', or let the lead set 'sites.columns'"
+            )
     return None
 
 
 def configure_site(contract: Contract, settings: SiteSettings) -> Config:
-    """Return the full configuration of one site: the contract with the keys of the site's own file.
+    """Return the full configuration of one site: a federation of one client, with the site's own data.
 
-    Raises ConfigError where the contract does not name the site, or a key of the site's file is wrong.
+    Raises ConfigError where the contract does not name the site, or a key of the site's file is wrong or does not fit the
+    contract.
     """
     if settings.file.site not in contract.sites.names:
         raise ConfigError(
             f"{settings.source}: site {settings.file.site!r} is not of federation {contract.name!r}; the sites of this "
             f"federation are {', '.join(contract.sites.names)}; correct the key 'site'"
         )
+    sections = {"data", "model", "algorithm", "training", "optimizer", "share"}
+    client_tables = settings.file.model_dump(exclude_unset=True, include=sections)
+    client = {"data": {"name": "digits"}, **{key: table for key, table in client_tables.items() if table != {}}}
+    overrides = settings.file.model_dump(exclude_none=True, include={"engine", "split", "privacy", "records"})
+    for key in ("folds", "fold"):
+        if key in overrides["split"]:
+            raise ConfigError(
+                f"{settings.source}: key 'split.{key}' is one for all sites, in FEDERATION.toml; remove it here"
+            )
+    tables = merge_overrides(contract.tables, {"clients": {settings.file.site: client}, **overrides})
     with plugins.use_rule(settings.code):
-        return contract.make_site_config(settings.file, str(settings.source))
+        if "public_file" in overrides["split"] and contract.config.split.public_file is None:
+            raise ConfigError(
+                f"{settings.source}: key 'split.public_file' is the path of a file that all sites have, and FEDERATION.toml "
+                "has no such file; remove it here, or let the lead set it there, too"
+            )
+        try:
+            return parse_config(tables, str(settings.source))
+        except ConfigError as problem:
+            raise ConfigError(str(problem).replace(f"clients.{settings.file.site}.", "")) from None
 
 
 def _find_seedset(contract: Contract, settings: SiteSettings) -> Callable[..., PublicSet | None] | None:

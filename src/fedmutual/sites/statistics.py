@@ -13,7 +13,6 @@ import torch
 
 from fedmutual.algorithms.fedavg import N_K
 from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Phase, Spec
-from fedmutual.data.examples import list_names
 from fedmutual.data.statistics import Layout, Moments, Statistics, Words, read_sums
 
 SUMS, SCALING = "statistics", "scaling"  # names of tensors: words int64 [layout.count]; mean and divisor float64 [2, inputs]
@@ -94,17 +93,3 @@ def read_scaling(layout: Layout, message: Message) -> Moments:
         )
     mean, std = tensor.tolist()
     return Moments(tuple(mean), tuple(std))
-
-
-def find_layout_fault(layout: Layout, agreed: Layout, is_named: bool) -> str | None:
-    """Return in one clause how a site's data differ from what the contract says; None where they do not.
-
-    is_named: whether the contract names the columns (`sites.columns`); without, only their number is compared.
-    """
-    if layout.classes != agreed.classes:
-        return f"the classes are {list_names(layout.classes)}, and not those of 'data.classes', {list_names(agreed.classes)}"
-    if (len(layout.inputs), layout.values) != (len(agreed.inputs), agreed.values):
-        return "the examples have another shape than 'sites.input'; change 'data.size' or the columns to fit"
-    if layout.inputs != agreed.inputs and not is_named:
-        return "the columns have names, which cannot be compared; let the lead set 'sites.columns' in the federation's file"
-    return None
