@@ -105,9 +105,9 @@ def test_a_missing_or_damaged_list_of_sites_is_written_again(tmp_path, text):
     """The server writes what differs from the file, twice a second: an error would keep it from writing."""
     if text is not None:
         (tmp_path / progress.CONNECTED).write_text(text)
-    assert read_connected(tmp_path) == ({}, {})
+    assert read_connected(tmp_path)[:2] == ({}, {})
     write_connected(tmp_path, {"north": "1", "south": "2"}, ["north"])
-    assert read_connected(tmp_path) == ({"north": "1", "south": "2"}, {"north": "1"})
+    assert read_connected(tmp_path)[:2] == ({"north": "1", "south": "2"}, {"north": "1"})
 
 
 def write_progress(folder, name, job, **changes):

@@ -13,7 +13,7 @@ from fedmutual.cli.sites import _run_until_stopped
 from fedmutual.errors import RunError
 from fedmutual.sites import leaving, monitor
 from fedmutual.sites.flare.controller import find_left
-from fedmutual.sites.flare.progress import read_last_seen, write_connected
+from fedmutual.sites.flare.progress import read_connected, write_connected
 from fedmutual.sites.journal import FILE, OLD_LEDGER
 from fedmutual.sites.leaving import Leave, close_state, has_answered, has_left, note_told, read_leave, write_leave
 from fedmutual.sites.ledger import read_ledger
@@ -165,13 +165,17 @@ def test_an_end_in_good_order_is_no_lost_connection(tmp_path):
     three = {"north": "1", "south": "2", "west": "3"}
     write_connected(tmp_path, three, three)
     write_connected(tmp_path, {i: three[i] for i in ("south", "west")}, ["west"], three)
-    assert {i: ended for i, (_, ended) in read_last_seen(tmp_path).items()} == {"north": True, "south": False}
+    assert {i: ended for i, (_, ended) in read_connected(tmp_path)[2].items()} == {"north": True, "south": False}
     write_connected(tmp_path, {}, [], ("south", "west"))
-    assert {i: ended for i, (_, ended) in read_last_seen(tmp_path).items()} == {"north": True, "south": False, "west": True}
+    assert {i: ended for i, (_, ended) in read_connected(tmp_path)[2].items()} == {
+        "north": True,
+        "south": False,
+        "west": True,
+    }
     write_connected(tmp_path, {"north": "4"}, ["north"])
-    assert read_last_seen(tmp_path).keys() == {"south", "west"}
+    assert read_connected(tmp_path)[2].keys() == {"south", "west"}
     write_connected(tmp_path, {}, [])
-    assert read_last_seen(tmp_path)["north"][1] is False
+    assert read_connected(tmp_path)[2]["north"][1] is False
 
 
 def test_the_process_of_a_site_ends_when_the_server_knows(tmp_path, monkeypatch):

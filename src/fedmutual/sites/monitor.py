@@ -8,10 +8,9 @@ import shutil
 import tempfile
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from fedmutual.config import read_dumped, read_tables
@@ -53,7 +52,7 @@ SITE_WORDS = {  # how a site stands, for the server and leads: word -> its rule;
 LEFT_WORD, EXCLUDED, JOINS, LOST, PAUSED, LATE, RESTARTING, EVALUATES, WAITING, PRESENT = SITE_WORDS
 
 
-class Monitor:
+class Monitor(AbstractContextManager["Monitor"]):
     """Reads the facts of one participant. Use it in a `with` statement: a lead's session is closed at the end."""
 
     def __init__(self, kit: Kit, state: Path | None, name: str | None = None) -> None:
@@ -63,10 +62,7 @@ class Monitor:
         self._copies = tempfile.TemporaryDirectory()  # a lead's copies of the scores and bytes, as the server has them
         self._copied: tuple[str, str, int] | None = None
 
-    def __enter__(self) -> "Monitor":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._close_session()
         self._copies.cleanup()
 
@@ -84,7 +80,9 @@ class Monitor:
         return bool(self._read_lead()["alive"]) if self._state is None else is_locked(self._state)
 
     def _read_lead(self) -> Facts:
-        names, folder = [self._name] if self._name else _list_names(self.kit), Path(self._copies.name)
+        tables = {} if self._name else read_tables(self.kit.folder / FEDERATION)
+        names = [self._name] if self._name else [name for name, _ in list_runs(str(tables["name"]), tables)]
+        folder = Path(self._copies.name)
         try:
             if self._session is None:
                 self._session = Session(self.kit, timeout=2.0)
@@ -109,12 +107,6 @@ class Monitor:
         if self._session is not None:
             self._session.close()
         self._session = None
-
-
-def _list_names(kit: Kit) -> list[str]:
-    """Return the names of the federations that a kit's contract carries out."""
-    tables = read_tables(kit.folder / FEDERATION)
-    return [name for name, _ in list_runs(str(tables["name"]), tables)]
 
 
 def find_federation(state: Path, file: str, name: str | None) -> tuple[Path | None, list[str]]:

@@ -24,11 +24,11 @@ from fedmutual.errors import RunError, UserError
 from fedmutual.sites.consent import list_runs
 from fedmutual.sites.contract import accept_contract
 from fedmutual.sites.coordinator import Coordinator
-from fedmutual.sites.engine import TooFew
 from fedmutual.sites.flare import progress as files
 from fedmutual.sites.flare.progress import Outcome, ProgressFile, print_line, read_connected
 from fedmutual.sites.flare.workspace import BODY, CLOCK, read_pointer
 from fedmutual.sites.modules import leave_working_folders, make_server_rule
+from fedmutual.sites.protocol import TooFew
 from fedmutual.sites.server_journal import LEFT, read_gone
 from fedmutual.user_code import plugins
 
@@ -119,7 +119,7 @@ def pause_for_changes(progress: ProgressFile, transport: "TaskTransport", names:
     transport.check()
     if (progress.folder / files.STOP).exists():
         raise Paused("stopped by hand")
-    inside, (_, alive) = transport.list_connected(), read_connected(progress.folder.parent)
+    inside, (_, alive, _) = transport.list_connected(), read_connected(progress.folder.parent)
     outside = {i: alive[i] for i in names if i in alive and i not in inside}
     outside = outside and {i: connection for i, connection in outside.items() if i not in read_gone(progress.folder)}
     progress.note_absent(outside, transport.list_late())
@@ -137,12 +137,12 @@ class TaskTransport:
         """quorum: the number of answers that are waited for until the deadline."""
         self._controller, self._context, self._abort, self._folder = controller, fl_ctx, abort, folder
         self._quorum, self._late = quorum, set[str]()
-        names, (connected, _) = {c.name for c in controller._engine.get_clients()}, read_connected(folder.parent)
+        names, (connected, *_) = {c.name for c in controller._engine.get_clients()}, read_connected(folder.parent)
         self._began = {i: connection for i, connection in connected.items() if i in names}  # at the start of the job
 
     def list_connected(self) -> tuple[str, ...]:
         """Return the sites that are connected since the start of the job. A restarted site is not in the job."""
-        connected, _ = read_connected(self._folder.parent)
+        connected, *_ = read_connected(self._folder.parent)
         is_disconnected = self._controller.communicator.get_client_disconnect_time
         return tuple(sorted(i for i, c in self._began.items() if connected.get(i) == c and not is_disconnected(i)))
 

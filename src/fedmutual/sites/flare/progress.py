@@ -220,44 +220,38 @@ def write_connected(folder: Path, connected: Connections, alive: Collection[str]
     """
     sites, now = {i: (connection, i in alive) for i, connection in connected.items()}, time.time()
     # a site that tells the server that it ends is gone at once; the heartbeat of any other is overdue before
-    seen = read_last_seen(folder) | {i: (now, i in before and i not in connected) for i in read_connected(folder)[1]}
+    _, earlier, seen = read_connected(folder)
+    seen |= {i: (now, i in before and i not in connected) for i in earlier}
     seen = {i: at for i, at in seen.items() if i not in alive}
     write_json(folder / CONNECTED, {"format": FORMAT, "sites": sites, "seen": seen})
 
 
-def read_last_seen(folder: Path) -> dict[str, tuple[float, bool]]:
-    """Return site -> (since when it has no heartbeat, seconds since the epoch; whether it told the server that it ends)."""
-    try:
-        return _SEEN.validate_python(read_json(folder / CONNECTED).get("seen", {}))
-    except (RunError, ValidationError):
-        return {}
+def read_connected(folder: Path) -> tuple[Connections, Connections, dict[str, tuple[float, bool]]]:
+    """Return the connected sites; those of them whose heartbeat is not overdue; and when the others were last seen.
 
-
-def read_connected(folder: Path) -> tuple[Connections, Connections]:
-    """Return the connected sites, and those of them whose heartbeat is not overdue: a job is restarted only for the latter.
-
-    A site whose connection was cut counts as connected until FLARE notices. There are no sites if the file is missing or
-    damaged: the server compares the file with its connections twice a second, and writes it again where they differ.
+    A site whose connection was cut counts as connected until FLARE notices, and a job is restarted only for a site with
+    heartbeats. Last seen: site -> (since when it has no heartbeat, seconds since the epoch; whether it told the server that
+    it ends). There are no sites if the file is missing or damaged: the server compares the file with its connections twice a
+    second, and writes it again where they differ.
     """
     try:
-        sites = _SITES.validate_python(read_json(folder / CONNECTED).get("sites"))
+        content = read_json(folder / CONNECTED)
+        sites, seen = _SITES.validate_python(content.get("sites")), _SEEN.validate_python(content.get("seen", {}))
     except (RunError, ValidationError):
-        return {}, {}
-    return {i: connection for i, (connection, _) in sites.items()}, {i: c for i, (c, is_alive) in sites.items() if is_alive}
+        return {}, {}, {}
+    alive = {i: connection for i, (connection, is_alive) in sites.items() if is_alive}
+    return {i: connection for i, (connection, _) in sites.items()}, alive, seen
 
 
 def read_status(state: Path, name: str) -> dict[str, Any]:
     """Return how a federation stands, for a lead or for the server's operator. state: the server's folder.
 
-    "connected": the connected sites. "progress": as `read_progress`. "stops": whether a lead has asked for a stop.
-    "seen": as `read_last_seen`, and "time": this host's clock. "gone": as `read_gone`.
+    "connected" and "seen": the connected sites, and when the others were last seen, as `read_connected`. "progress": as
+    `read_progress`. "stops": whether a lead has asked for a stop. "time": this host's clock. "gone": as `read_gone`.
     """
-    about = {"connected": sorted(read_connected(state)[0]), "progress": read_progress(state / name), "time": time.time()}
-    return about | {
-        "stops": (state / name / STOP).exists(),
-        "seen": read_last_seen(state),
-        "gone": read_gone(state / name),
-    }
+    folder, (connected, _, seen) = state / name, read_connected(state)
+    about = {"progress": read_progress(folder), "stops": (folder / STOP).exists(), "gone": read_gone(folder)}
+    return about | {"connected": sorted(connected), "seen": seen, "time": time.time()}
 
 
 def read_clock(state: Path) -> float | None:

@@ -31,7 +31,7 @@ class ServerLost(RunError):
     """The server cannot be reached, or the connection was lost."""
 
 
-class Session:
+class Session(contextlib.AbstractContextManager["Session"]):
     """An open session. Close it after use, or use it in a `with` statement.
 
     All methods raise ServerLost if the server does not answer, and RunError if the server reports an error or if the answer
@@ -64,9 +64,6 @@ class Session:
             self._folder.cleanup()
             where = f"{kit.hosts[0]}:{kit.port}"
             raise ServerLost(f"the server at {where} rejects the login of {kit.name!r} ({problem})") from None
-
-    def __enter__(self) -> "Session":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

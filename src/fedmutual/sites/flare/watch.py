@@ -75,7 +75,7 @@ class Watch(FLComponent):  # type: ignore[misc]
         while not self._stop.wait(_TICK):
             try:
                 connected, alive = list_connected(engine)
-                if progress.read_connected(self._state) != (connected, alive):
+                if progress.read_connected(self._state)[:2] != (connected, alive):
                     progress.write_connected(self._state, connected, alive, self._connected)
                 self._print_changes(connected)
                 all_checked = self.check_federations(engine, self._state, alive)
@@ -234,12 +234,6 @@ def make_lead_command(state: Path, engine: Any) -> CommandModuleSpec:
     return CommandModuleSpec("fedmutual", [CommandSpec(progress.COMMAND, "fedmutual's commands of leads", usage, answer)])
 
 
-def _list_agreed_names(state: Path) -> list[str]:
-    """Return the names of all federations that this server agreed to carry out."""
-    contracts = workspace.read_pointer(state / WORK_FOLDER)["contracts"]
-    return [name for contract in contracts for name, _ in list_runs(contract["name"], contract["tables"])]
-
-
 def _carry_out(state: Path, engine: Any, what: str, name: str, file: str) -> dict[str, Any]:
     """Return the answer to a lead. Raises RunError where a file of the server is damaged or cannot be written."""
     if Path(name).name != name or name in ("", "..", WORK_FOLDER):  # it could be a path to another folder
@@ -254,7 +248,9 @@ def _carry_out(state: Path, engine: Any, what: str, name: str, file: str) -> dic
         about = {"job": _find_job(engine, name), "version": fedmutual.__version__}
         return progress.read_status(state, name) | about | {"connected": sorted(list_connected(engine)[0])}
     if what == "stop":
-        if known is not None or name in _list_agreed_names(state):  # one of several runs may not have begun
+        contracts = workspace.read_pointer(state / WORK_FOLDER)["contracts"]
+        agreed = {run for contract in contracts for run, _ in list_runs(contract["name"], contract["tables"])}
+        if known is not None or name in agreed:  # one of several runs may not have begun
             write_json(stop, {"format": FORMAT})
         return {"progress": known}
     saved = None if known is None else read_checkpoint(folder)
