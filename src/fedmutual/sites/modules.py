@@ -49,7 +49,7 @@ class ListedModules(MetaPathFinder):
             raise ConfigError(f"{names}, which cannot be the name of a user's module")
         beside = [spec for folder in self._folders if (spec := plugins.find_spec_in(folder, module)) is not None]
         places = dict.fromkeys(
-            _describe_place(spec) for spec in (*beside, _has_installed(get_top_name(module))) if spec is not None
+            _describe_place(spec) for spec in (*beside, plugins.find_spec_on_path(module)) if spec is not None
         )
         if len(places) > 1:
             raise ConfigError(f"{names}, and there are several of that name: {' and '.join(places)}; rename one")
@@ -68,14 +68,6 @@ def make_server_rule(modules: Sequence[str], contracts: Sequence[Path]) -> Liste
     return ListedModules(modules, [path.parent for path in contracts], lambda name: f"add --trust-module {name}")
 
 
-def _has_installed(top: str) -> ModuleSpec | None:
-    """Return the module of this name that Python has imported, or finds outside the operator's folders; None without one."""
-    if top in sys.modules:
-        return sys.modules[top].__spec__
-    others = (finder for finder in sys.meta_path if not isinstance(finder, ListedModules))
-    return next((spec for finder in others if (spec := finder.find_spec(top, None)) is not None), None)
-
-
 def _describe_place(spec: ModuleSpec) -> str:
     """Return the place of a module for messages."""
     if plugins.has_file(spec):
@@ -86,8 +78,5 @@ def _describe_place(spec: ModuleSpec) -> str:
 def leave_working_folders(*folders: Path) -> None:
     """Take the working folder, and all that lies in the given ones, off the path on which Python searches modules."""
     here, roots = Path.cwd().resolve(), [folder.resolve() for folder in folders]
-    sys.path[:] = [entry for entry in sys.path if entry and not _is_in(Path(entry).resolve(), here, roots)]
-
-
-def _is_in(entry: Path, here: Path, roots: Sequence[Path]) -> bool:
-    return entry == here or any(entry.is_relative_to(root) for root in roots)
+    paths = {entry: Path(entry).resolve() for entry in sys.path if entry}
+    sys.path[:] = [i for i, path in paths.items() if path != here and not any(map(path.is_relative_to, roots))]

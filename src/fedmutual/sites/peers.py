@@ -5,7 +5,7 @@ FedH2L has no server that computes. Every site does the work of the server in ot
 """
 
 from collections.abc import Callable, Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from threading import Lock
 
 import torch
@@ -115,31 +115,29 @@ class Mailbox:
         return self._round is not None and place[0] < self._round
 
 
+@dataclass(eq=False)
 class PeerMailbox:
     """The messages that one site sends and receives. Its methods raise RunError where the journal cannot be read."""
 
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        state: Message,
-        site: str,
-        sites: tuple[str, ...],
-        journal: SiteJournal,
-        config: Config,
-        limit: Limit,
-    ) -> None:
-        """state: public, before the first round. journal: has the site's own messages. limit: the largest message."""
-        self._algorithm, self._state, self._site, self._journal, self._config = algorithm, state, site, journal, config
-        self._others = tuple(i for i in sites if i != site)
-        self.mail = Mailbox(self._others, self._declare_message, limit)
+    algorithm: Algorithm
+    state: Message  # public, before the first round
+    site: str
+    sites: tuple[str, ...]
+    journal: SiteJournal  # has the site's own messages
+    config: Config
+    limit: Limit  # the largest message
+
+    def __post_init__(self) -> None:
+        self._others = tuple(i for i in self.sites if i != self.site)
+        self.mail = Mailbox(self._others, self._declare_message, self.limit)
         self.receive = self.mail.put
 
     def _declare_message(self, place: Place) -> Spec | None:
         """Return the declared tensors of a message of this round and phase, or None where sites send no message."""
         phases = self._list_phases(place[0])
-        if place[0] >= self._config.rounds or place[1] + 1 >= len(phases):
+        if place[0] >= self.config.rounds or place[1] + 1 >= len(phases):
             return None
-        return phases[place[1]].leaves(self._state) or None
+        return phases[place[1]].leaves(self.state) or None
 
     def make_peer_messages(self, order: Order) -> dict[str, bytes]:
         """Return site -> bytes of the message to it after a phase, made from the site's stored message."""
@@ -159,26 +157,26 @@ class PeerMailbox:
         `receive_usable`.
         """
         self.mail.begin(order.round)
-        phases, state, faulty = self._list_phases(order.round), self._state, 0
+        phases, state, faulty = self._list_phases(order.round), self.state, 0
         missing, faults = list[str](), dict[str, str]()
         for number, phase in enumerate(phases[: order.phase]):
             earlier, flaws = replace(order, phase=number), dict[str, str]()
             replies = self._collect_replies(earlier, missing, flaws)
             state = receive_usable(phase, state, replies, self._make_place(earlier), flaws.__setitem__)
             faults |= flaws
-            faulty += count_declared_bytes(phase.leaves(self._state)) * len(flaws.keys() - {self._site})
-        inbox = phases[order.phase].send(state, self._site, self._make_place(order))
+            faulty += count_declared_bytes(phase.leaves(self.state)) * len(flaws.keys() - {self.site})
+        inbox = phases[order.phase].send(state, self.site, self._make_place(order))
         return inbox, count_bytes(inbox) + faulty, missing, faults
 
     def _collect_replies(self, order: Order, missing: list[str], faults: dict[str, str]) -> dict[str, Message]:
         """Return the messages of the named sites and of this site. missing: gets the other sites; faults: site -> fault."""
         own_message = self._read_message(order)
-        replies = {self._site: own_message} if own_message else {}
+        replies = {self.site: own_message} if own_message else {}
         for i in (i for i in self._others if i in (order.senders or ())):
             message = self.mail.read(i, (order.round, order.phase))
             if isinstance(message, dict):
                 replies[i] = message
-            elif self._is_receiver(self._site, i, own_message, order):
+            elif self._is_receiver(self.site, i, own_message, order):
                 if message is None:
                     missing.append(i)
                 else:
@@ -188,7 +186,7 @@ class PeerMailbox:
     def _list_receivers(self, order: Order, message: Message) -> tuple[str, ...]:
         """Return the other sites that receive this site's message."""
         candidates = self._others if order.asked is None else [i for i in self._others if i in order.asked]
-        return tuple(i for i in candidates if self._is_receiver(i, self._site, message, order))
+        return tuple(i for i in candidates if self._is_receiver(i, self.site, message, order))
 
     def _is_receiver(self, receiver: str, sender: str, message: Message, order: Order) -> bool:
         """Return whether a site needs the sender's message of a phase. message: one that the sender may have sent."""
@@ -197,16 +195,16 @@ class PeerMailbox:
             return False
         phase, following = phases[order.phase : order.phase + 2]
         try:
-            state = phase.receive(self._state, {sender: message}, self._make_place(order))
+            state = phase.receive(self.state, {sender: message}, self._make_place(order))
         except Unusable:  # this site's message does not fit the rows of another sender; the receivers are the same
-            state = self._state | make_forwarded_message({sender: message})
+            state = self.state | make_forwarded_message({sender: message})
         return bool(following.send(state, receiver, self._make_place(replace(order, phase=order.phase + 1))))
 
     def _read_message(self, order: Order) -> Message:
-        return self._journal.read_tensors(MESSAGE, order.round, order.phase)
+        return self.journal.read_tensors(MESSAGE, order.round, order.phase)
 
     def _list_phases(self, round: int) -> tuple[Phase, ...]:
-        return self._algorithm.start if round < 0 else self._algorithm.phases
+        return self.algorithm.start if round < 0 else self.algorithm.phases
 
     def _make_place(self, order: Order) -> At:
-        return At(self._config.seed, order.round, self._config.rounds, order.phase)
+        return At(self.config.seed, order.round, self.config.rounds, order.phase)

@@ -38,34 +38,29 @@ def render_sites_page() -> str:
     """Return all keys of both files as Markdown."""
     unused = [key for key, effect in list_effects(Config).items() if effect.unused_on_sites]
     head = _HEAD.format(site_keys=_join_keys(SITE_KEYS), unused=_join_keys(unused))
-    lines = [line for _, line in list_federation_keys()]
-    return "\n".join([head, *lines, _SITE, *(line for _, line in list_site_keys())])
+    above = {f"server.{name}" for name in ServerConfig.model_fields if name != "sum"}  # which has a value more there
+    keys = [line for key, line in list_reference_keys(ServerTable, "server.") if key not in above]
+    keys += [line for _, line in list_reference_keys(SitesTable, "sites.")]
+    return "\n".join([head, *keys, _SITE, *_list_site_keys()])
 
 
 def _join_keys(keys: Iterable[str]) -> str:
     return ", ".join(f"`{key}`" for key in keys)
 
 
-def list_federation_keys() -> Iterator[tuple[str, str]]:
-    """Yield (dotted key, its line) for the keys of FEDERATION.toml that a configuration lacks."""
-    above = {f"server.{name}" for name in ServerConfig.model_fields if name != "sum"}  # which has a value more there
-    yield from ((key, line) for key, line in list_reference_keys(ServerTable, "server.") if key not in above)
-    yield from list_reference_keys(SitesTable, "sites.")
-
-
-def list_site_keys() -> Iterator[tuple[str, str]]:
-    """Yield (dotted key, its line) for the keys of site.toml."""
+def _list_site_keys() -> Iterator[str]:
+    """Yield the line of each key of site.toml."""
     of_clients = "clients.ID.algorithm."
     settings = sorted(key.removeprefix(of_clients) for key, _ in list_reference_keys() if key.startswith(of_clients))
     for name, spec in SiteFile.model_fields.items():
         table = find_table(spec.annotation)
         if table is not None and table.__module__ == schema.__name__:
-            yield from list_reference_keys(table, f"{name}.")
+            yield from (line for _, line in list_reference_keys(table, f"{name}."))
         elif table is not None or name == "algorithm":
             listed = ", ".join(settings if table is None else table.model_fields)
-            yield name, render_key(f"{name}.KEY", f"as `{name}.KEY` above", "the federation's", listed)
+            yield render_key(f"{name}.KEY", f"as `{name}.KEY` above", "the federation's", listed)
         else:
-            yield name, render_key(name, "text", "needed", spec.description or "")
+            yield render_key(name, "text", "needed", spec.description or "")
 
 
 _METHODS = """# All methods

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Collection, Mapping
 from itertools import combinations
 from statistics import median
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,14 +27,6 @@ COSINE = 0.15  # from here two updates agree; to its negative they are opposed (
 _COUNTER = 2**31  # more than the batches of any round; repeated larger steps would overflow a 64-bit counter
 Update = tuple[Message, Message]
 """A site's reply, and the message that was sent to the site."""
-
-
-class Screened(NamedTuple):
-    """The result of `screen`: by site."""
-
-    refused: dict[str, str]  # why a reply is not used, in one clause with equal text in every round
-    norms: dict[str, float]  # norms of the usable updates; empty where messages are not updates of the sent model
-    shortened: dict[str, Message]  # the replies to use of newcomers, where an update was longer than the others' median
 
 
 def _compute_change(update: Update, name: str) -> Tensor:
@@ -74,8 +65,11 @@ def screen(
     known: Mapping[str, int],
     algorithm: Algorithm,
     newcomers: Collection[str] = (),
-) -> Screened:
-    """Compare the replies of a phase with the limits of a contract and with each other.
+) -> tuple[dict[str, str], dict[str, float], dict[str, Message]]:
+    """Compare the replies of a phase with the limits of a contract and with each other; return three tables by site.
+
+    They are why a reply is not used, in one clause with equal text in every round; norms of the usable updates, none where
+    messages are not updates of the sent model; and the replies to use of newcomers whose update was shortened.
 
     Where the algorithm shares a model, a reply is an update of the sent model. Other replies, such as FedMD's logits and
     FedProto's prototypes, are compared without subtraction: an honest site without a class may move these far away. Their
@@ -111,7 +105,7 @@ def screen(
                 "(sites.refuse_opposed)"
             )
     norms = {i: norm for i, norm in norms.items() if updates and i not in refused}
-    return Screened(refused, norms, {i: reply for i, reply in shortened.items() if i not in refused})
+    return refused, norms, {i: reply for i, reply in shortened.items() if i not in refused}
 
 
 def _shorten(update: Update, norm: float) -> Message:

@@ -11,16 +11,15 @@ import torch
 
 from fedmutual.algorithms.peers import PEER, is_peer_to_peer
 from fedmutual.core import Algorithm, Message, Spec
-from fedmutual.sites.protocol import LONGEST_TEXT, Limit, MalformedMessage, Order, SiteAnswer, read_answer
+from fedmutual.sites.protocol import Limit, MalformedMessage, Order, SiteAnswer, read_answer
 from fedmutual.sites.secure_sum.fixed_point import count_words
 from fedmutual.sites.secure_sum.messages import CONTENT, LONGEST_CONTENT, WORDS
 from fedmutual.sites.statistics import declare_scaling, find_sums
 
-_ESCAPED = 14  # bytes that a character takes at most, in JSON that is a text within JSON
-_FIXED = 2**10  # bytes of an order's or an answer's own keys, brackets and numbers
-_NUMBER = 32  # bytes of one more name's quotes and number
+_WORDS = 2**20  # bytes of an answer's scores, and of the keys, brackets and numbers of an order or an answer
+_SITE_WORDS = 2**15  # bytes of a site's names in them, and of a remark on it; a character takes up to 14 bytes
+_LETTER_WORDS = 2**10  # bytes of the words of a message from site to site
 _ALIGNED = 8  # bytes in multiples of which safetensors fills its header up
-_SCORES = 2**20  # the most bytes of all scores of an answer: some networks on some rows, with one number for each class
 
 
 class MessageSizes:
@@ -30,10 +29,7 @@ class MessageSizes:
         """state: what all know before the first round. is_masked: whether stages of a secure sum are further phases."""
         phases, sums, count = (*algorithm.start, *algorithm.phases), find_sums(algorithm), len(sites)
         replies = [phase.leaves(state) for phase in phases]
-        terms = {term for phase in phases for term in phase.terms}
-        names = _FIXED + sum(_ESCAPED * len(name) + _NUMBER for name in (*sites, *sites, *sites, *terms))
-        remarks = count * (max(len(algorithm.start), len(algorithm.phases)) - 1)  # on each sender in each earlier phase
-        sentences = (remarks + 1) * _ESCAPED * (LONGEST_TEXT + _NUMBER)
+        words = _WORDS + count * len(phases) * _SITE_WORDS  # a remark on each sender in each earlier phase
         inbox = {k: (v.dtype, tuple(v.shape)) for k, v in state.items()}  # and all replies of earlier phases
         for number, reply in enumerate(replies):
             inbox |= {f"{number}{PEER}{i}{PEER}{k}": what for k, what in reply.items() for i in sites}
@@ -47,9 +43,9 @@ class MessageSizes:
             inbox, answers = {}, [{}]
         self._site_count = count
         self._traffic = count * sum(count_bytes(reply) for reply in replies)  # of one round, at most
-        self.order = limit_message([inbox], names)
-        self.answer = limit_message(answers, names + sentences + _SCORES)
-        self.peer_message = limit_message(replies, _FIXED)
+        self.order = limit_message([inbox], words)
+        self.answer = limit_message(answers, words)
+        self.peer_message = limit_message(replies, _LETTER_WORDS)
 
     @property
     def longest_bytes(self) -> int:
