@@ -197,7 +197,6 @@ class Tuning(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
     path: Path  # of the copy of sweep.json
-    rate_times: float  # the arm takes so many times the chosen learning rate
     name: str  # of the configuration
     seeds: tuple[int, ...]  # of each trial
     by: str | None  # the model whose accuracy chose, "global" or "personal"; None: the one that a client would use
@@ -238,7 +237,7 @@ def _read_tuning(root: Path, arm: Arm, source: str) -> Tuning:
     """
     path = root / SWEEPS / f"{arm.sweep}.json"
     try:
-        tuning = check_record(path, Tuning, {**read_json(path), "path": path, "rate_times": arm.rate_times}, "sweep again")
+        tuning = check_record(path, Tuning, {**read_json(path), "path": path}, "sweep again")
         if tuning.chosen and tuning.rounds:
             return tuning
         reason = "its sweep tried no key with several values"

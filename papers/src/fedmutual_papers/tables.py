@@ -274,7 +274,7 @@ def make_tunings_table(measured_cells: Sequence[MeasuredCell]) -> PageTable | No
             m.cell.title,
             name_arm(arm, m.cell.arms[arm]),
             ", ".join(f"{key} = {value}" for key, value in tuning.chosen.items())
-            + ("" if tuning.rate_times == 1 else f", times {tuning.rate_times:g}"),
+            + ("" if m.cell.arms[arm].rate_times == 1 else f", times {m.cell.arms[arm].rate_times:g}"),
             f"{tuning.path.parent.name}/{tuning.path.name}",
             "; ".join(f"{key}: {', '.join(map(str, tried))}" for key, tried in tuning.grid.items()),
             join_words(tuning.ends) or "no",

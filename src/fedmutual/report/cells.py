@@ -43,7 +43,7 @@ class Column:
     optional: bool = False  # whether the terminal leaves it out if no line has a value
     keys: tuple[str, ...] = ()  # the names of its numbers in CSV and JSON; none: it is not there
     read: Callable[[Any], Any] = field(default=lambda line: line, repr=False)
-    form: Callable[[Any], TableCell] = field(default=lambda value: TableCell(str(value)), repr=False)
+    form: Callable[[Any], TableCell] = field(default=lambda value: _make_cell(value), repr=False)
     numbers: Callable[[Any], Sequence[object]] = field(default=lambda value: list_numbers(value), repr=False)
 
     @property
@@ -186,6 +186,10 @@ def make_gain_cell(value: Estimate, scale: MetricScale) -> TableCell:
     return TableCell(
         scale.format_gain(value.mean), format_spread(value, scale), f"over {format_repetitions(value)}", tone=tone
     )
+
+
+def _make_cell(value: object) -> TableCell:
+    return value if isinstance(value, TableCell) else TableCell(str(value))
 
 
 def make_missing_cell(why: str) -> TableCell:

@@ -13,12 +13,12 @@ from fedmutual.metric import ACCURACY, SCORES, Metric, describe_part, describe_s
 from fedmutual.report import columns, measures
 from fedmutual.report.cells import Column, PageTable, TableCell, make_share_cell, make_table
 from fedmutual.report.columns import DOMAIN_ROWS
-from fedmutual.results.comparison import SHORT, Line, RunComparison
+from fedmutual.results.comparison import Line, RunComparison
 from fedmutual.results.estimate import Estimate, Missing, Value
 from fedmutual.results.frame import RunFacts
 from fedmutual.results.gains import Gains
 from fedmutual.results.scale import PERCENT, MetricScale, format_number
-from fedmutual.rundir.schema import TRANSFER_DATA, Calibration, GroupScore, Measured, Reliability, Subgroups
+from fedmutual.rundir.schema import SHORT, TRANSFER_DATA, Calibration, GroupScore, Measured, Reliability, Subgroups
 
 RELIABILITY = "reliability"  # the table of a curve that the page draws
 LARGE = 500  # cells of a table of holdings; of larger ones only the first is shown
@@ -376,20 +376,16 @@ def _make_holdings_table(run: RunFacts, caption: str) -> PageTable:
     if len(clients) <= len(classes):  # the longer side runs down the page
         lines: list[Any] = numbers
         shown = [Column("Class", numeric=False, read=lambda k: "all" if k is None else classes[k])]
-        shown += [Column(i, "Client", read=partial(count, i), form=_keep) for i in clients]
+        shown += [Column(i, "Client", read=partial(count, i)) for i in clients]
     else:
         lines = [*clients]
         shown = [Column("Client", numeric=False)]
-        shown += [Column(classes[k], "Class", read=partial(count, number=k), form=_keep) for k in numbers[:-1]]
-        shown.append(Column("all", read=partial(count, number=None), form=_keep))
+        shown += [Column(classes[k], "Class", read=partial(count, number=k)) for k in numbers[:-1]]
+        shown.append(Column("all", read=partial(count, number=None)))
     parts = ("private", "public", "validation", "holdout", "test")
     held = [(i, part, *c.counts[part]) for i, c in clients.items() for part in parts if part in c.counts]
     long = Column("", keys=("client", "part", *classes))
     return make_table(f"holdings-{run.seed}", caption, shown, lines, held, [replace(long, numbers=list)])
-
-
-def _keep(cell: TableCell) -> TableCell:
-    return cell
 
 
 def make_calibration_tables(shown: Sequence[tuple[str, Calibration, Reliability]]) -> list[PageTable]:

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from functools import partial
 from math import prod
 
+import pandas as pd
+
 from fedmutual.errors import format_count
 from fedmutual.report.cells import Column, PageTable, TableCell, make_table
 from fedmutual.results.comparison import Line, RunComparison
@@ -28,7 +30,7 @@ def make_method_bytes_table(comparison: RunComparison) -> PageTable:
         def read(method: Line) -> float | Missing:
             return sums[method].get(key, Missing("the ledger is empty so far"))
 
-        return Column(name, group, note=note, keys=(key,), read=read, form=_make_size_cell)
+        return Column(name, group, note=note, keys=(key,), read=read, form=lambda size: TableCell(format_size(size)))
 
     columns = [
         Column(
@@ -49,16 +51,13 @@ def make_method_bytes_table(comparison: RunComparison) -> PageTable:
     return make_table("bytes", "Bytes of the tensors sent, means over seeds", columns, comparison.methods, cards=True)
 
 
-def _make_size_cell(size: float) -> TableCell:
-    return TableCell(format_size(size))
-
-
 def _sum_bytes(method: Line) -> dict[str, float | Missing]:
     """Return the bytes of a method by the key of their column, as means over seeds; empty if nothing was sent so far."""
     runs = [run for run in method.counted if len(run.work)]
     if not runs:
         return {}
-    work, steps, n = method.work, runs[0].settings.local_steps, len(runs)
+    work = pd.concat(pd.DataFrame(run.messages).assign(seed=run.seed) for run in runs)
+    steps, n = runs[0].settings.local_steps, len(runs)
     later = work[work["round"] > 0]
     visits = len(later[["seed", "round", "client"]].drop_duplicates()) or 1  # how often a client took part in a round
     up, down = (int(later[way].sum()) / visits for way in ("up", "down"))

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from fedmutual.config.keys import list_effects
@@ -20,9 +19,9 @@ from fedmutual.results.gains import Gains
 from fedmutual.results.scale import MetricScale
 from fedmutual.role import Role
 from fedmutual.rundir.record_files import flatten_table
+from fedmutual.rundir.schema import SHORT
 
 MODELS = {"personal": "personal models", "ensemble": "ensembles", "global": "shared model", "meme": "clients' forks"}
-SHORT = {"personal": "personal", "ensemble": "ensemble", "global": "shared", "meme": "fork"}
 OWN_DOMAIN = "test.own"  # what only nodes that are domains are scored on
 _SAME_DATA = ("data", "partition", "split")  # equal in all runs that are compared
 _NO_MATTER = {"seed", *(key for key, effect in list_effects(Config).items() if effect.affects != "result")}
@@ -117,16 +116,6 @@ class Line:
     def is_local_only(self) -> bool:
         """Whether each participant trains without the other participants."""
         return not self.federated and not self.is_pooled
-
-    @cached_property
-    def work(self) -> pd.DataFrame:
-        """The messages of the counted runs, a row for each line of their ledgers: `RunFacts.work`, and the seed.
-
-        The bytes of a public seed set are no messages.
-        """
-        works = [run.messages for run in self.counted] or [self.runs[0].messages[:0]]
-        seeds = [run.seed for run in self.counted for _ in range(len(run.messages))]
-        return pd.DataFrame(np.concatenate(works)).assign(seed=seeds)
 
     def select(self, data: str, metric: str = "", model: str | None = None, of_clients: bool = True) -> pd.DataFrame:
         """Return scores as `ScoreTable.select`. metric: "" is the main metric. model: None is the model of this line."""

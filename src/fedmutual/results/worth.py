@@ -90,11 +90,9 @@ def weigh_gains(scores: Scores, order: Sequence[str]) -> Iterator[tuple[Pair, fl
 class GainMatrix:
     """What each participant gains from each other one, with a number for each seed or order of each pair."""
 
-    def __init__(
-        self, numbers: Mapping[Pair, Mapping[int, float]], unit: str = "seeds", grain: float = 0.0, limit: float = 1.0
-    ) -> None:
-        """numbers: pair -> seed -> gain. unit: what a seed counts as. grain, limit: as in `Estimate`."""
-        self.numbers, self.unit, self._grain, self._limit = numbers, unit, grain, limit
+    def __init__(self, numbers: Mapping[Pair, Mapping[int, float]], worth: "Worth", unit: str = "seeds") -> None:
+        """numbers: pair -> seed -> gain. unit: what a seed counts as."""
+        self.numbers, self.unit, self._worth = numbers, unit, worth
 
     def measure(self, pairs: Iterable[Pair], join: Callable[[list[float]], float] = fmean) -> Value:
         """Return the mean over seeds of the gains of some pairs, joined to one number for each seed."""
@@ -102,8 +100,7 @@ class GainMatrix:
         seeds = set[int]().union(*known).intersection(*known)
         if not seeds:
             return Missing("the runs that it needs are missing, or do not disclose the scores")
-        gains = [join([numbers[seed] for numbers in known]) for seed in sorted(seeds)]
-        return estimate(gains, self.unit, self._grain, self._limit)
+        return self._worth.estimate([join([numbers[seed] for numbers in known]) for seed in sorted(seeds)], self.unit)
 
     def measure_received(self, one: str) -> Value:
         """Return what `one` gains from all others together."""
@@ -156,7 +153,7 @@ class Worth:
         for one, other in self.pairs:
             both = {seed: (s.get(everyone, {}), s.get(everyone - {other}, {})) for seed, s in self.scores.items()}
             numbers[one, other] = {seed: a[one] - b[one] for seed, (a, b) in both.items() if one in a and one in b}
-        return self._make_matrix(numbers)
+        return GainMatrix(numbers, self)
 
     @cached_property
     def shapley(self) -> GainMatrix:
@@ -169,14 +166,14 @@ class Worth:
                     for other, value in values.items():
                         numbers[one, other][seed] = value
         if any(numbers.values()):
-            return self._make_matrix(numbers)
+            return GainMatrix(numbers, self)
         weighed = {pair: dict[int, tuple[float, float]]() for pair in self.pairs}
         for seed, scores in self.scores.items():
             order = draw_order(self.participants, seed)
             with suppress(KeyError):
                 for pair, weight, gain in [g for o in (order, order[::-1]) for g in weigh_gains(scores, o)]:
                     weighed[pair][seed] = weight, gain
-        return self._make_matrix({pair: spread_ratio(of_pair) for pair, of_pair in weighed.items()}, "orders")
+        return GainMatrix({pair: spread_ratio(of_pair) for pair, of_pair in weighed.items()}, self, "orders")
 
     @cached_property
     def overlaps(self) -> dict[Pair, Estimate]:
@@ -188,7 +185,7 @@ class Worth:
                 with suppress(KeyError):
                     added = [compute_overlap(scores, one, pair, [i for i in others if i != one]) for one in others]
                     numbers.setdefault(pair, {})[seed] = fmean(added)
-        matrix = self._make_matrix(numbers)
+        matrix = GainMatrix(numbers, self)
         return {pair: value for pair in numbers if isinstance(value := matrix.measure([pair]), Estimate)}
 
     def judge_joining(self, name: str, alone: Sequence[RunFacts]) -> tuple[dict[Coalition, Estimate], Value]:
@@ -216,14 +213,12 @@ class Worth:
         for seed in gains[everyone] if len(gains[everyone]) > 1 else ():
             best = max(complete, key=lambda c: math.fsum(gain for s, gain in complete[c].items() if s != seed))
             over_all[seed] = complete[best][seed] - gains[everyone][seed]
-        measured = {c: self._measure([*of_seed.values()]) for c, of_seed in complete.items()}
-        return measured, self._measure([*over_all.values()]) if over_all else chosen
+        measured = {c: self.estimate([*of_seed.values()]) for c, of_seed in complete.items()}
+        return measured, self.estimate([*over_all.values()]) if over_all else chosen
 
-    def _measure(self, gains: Sequence[float]) -> Estimate:
-        return estimate(gains, "seeds", self._grain, self.metric.limit)
-
-    def _make_matrix(self, numbers: Mapping[Pair, Mapping[int, float]], unit: str = "seeds") -> GainMatrix:
-        return GainMatrix(numbers, unit, self._grain, self.metric.limit)
+    def estimate(self, gains: Sequence[float], unit: str = "seeds") -> Estimate:
+        """Return the mean of gains, with its interval. unit: what each gain is of."""
+        return estimate(gains, unit, self._grain, self.metric.limit)
 
 
 def list_members(run: RunFacts) -> tuple[str, ...]:

@@ -69,36 +69,32 @@ def compute_merit(scores: Sequence[Score], reported: str, by: str | None, metric
     return None
 
 
-class Merits:
-    """The merits of the recorded evaluations that were read so far, and the bytes of metrics.jsonl that hold them."""
-
-    def __init__(self) -> None:
-        self.values, self.size = list[float](), 0
-
-
-def is_over(folder: Path, records: RecordsConfig, metric: Metric, merits: Merits) -> bool:
-    """Return whether a run ends by `records.patience`: the best of its recorded evaluations is so many evaluations old.
+class Patience:
+    """The end of a run by `records.patience`: the best of its recorded evaluations is so many evaluations old.
 
     An evaluation is as good as `compute_merit` of the personal models, or without them of the shared model, or of its forks.
-
-    merits: of earlier calls, so that a call reads new lines only.
-
-    Raises:
-        RunError: metrics.jsonl is damaged.
     """
-    path = folder / METRICS
-    size = path.stat().st_size if records.patience is not None and path.exists() else 0
-    if size < merits.size:  # the run went back
-        merits.values, merits.size = [], 0
-    for line in read_records(path, Evaluation, merits.size) if size else ():
-        if line.round % records.evaluate_every == 0:  # not of the last round of a run that has grown since
-            models = {r.model for r in line.rows}
-            model = next((m for m in ("personal", "global", "proxy", "meme") if m in models), "")
-            scores = [Score(r.model, r.client, r.data, r.values) for r in line.rows if r.model == model]
-            merit = compute_merit(scores, "test" if model == "global" else "validation", records.best_by, metric)
-            merits.values += [] if merit is None else [merit]
-    merits.size, values = size, merits.values
-    return bool(values) and len(values) - 1 - values.index(max(values)) >= (records.patience or 0)
+
+    def __init__(self, folder: Path, records: RecordsConfig, metric: Metric) -> None:
+        self._path, self._records, self._metric = folder / METRICS, records, metric
+        self._merits, self._size = list[float](), 0  # of the evaluations that were read so far, and their bytes
+
+    def is_over(self) -> bool:
+        """Return whether the run ends; only new lines are read. Raises RunError if metrics.jsonl is damaged."""
+        records, path = self._records, self._path
+        size = path.stat().st_size if records.patience is not None and path.exists() else 0
+        if size < self._size:  # the run went back
+            self._merits, self._size = [], 0
+        for line in read_records(path, Evaluation, self._size) if size else ():
+            if line.round % records.evaluate_every == 0:  # not of the last round of a run that has grown since
+                models = {r.model for r in line.rows}
+                model = next((m for m in ("personal", "global", "proxy", "meme") if m in models), "")
+                scores = [Score(r.model, r.client, r.data, r.values) for r in line.rows if r.model == model]
+                reported = "test" if model == "global" else "validation"
+                merit = compute_merit(scores, reported, records.best_by, self._metric)
+                self._merits += [] if merit is None else [merit]
+        self._size, merits = size, self._merits
+        return bool(merits) and len(merits) - 1 - merits.index(max(merits)) >= (records.patience or 0)
 
 
 def save_if_better(

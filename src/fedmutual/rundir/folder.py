@@ -203,17 +203,15 @@ def write_about(folder: Path, config: Config, environment: Environment, partitio
     Raises:
         RunError: the data differ from the data at the start of the run, a file is damaged, or the folder cannot be written.
     """
-    if (folder / CONFIG).exists() and _read_fingerprint(folder) != partition["fingerprint"]:
+    partition_file = folder / PARTITION
+    is_resumed = (folder / CONFIG).exists()
+    if is_resumed and read_record(partition_file, RecordedPartition).fingerprint != partition["fingerprint"]:
         raise RunError(f"{folder}: the data, or their partition, are not those that this run was started with")
     (folder / SUMMARY).unlink(missing_ok=True)  # a summary of fewer rounds
     modules = compute_digests(config.model_dump())
     write_record(folder / ENVIRONMENT, environment.model_copy(update={MODULES: modules} if modules else {}))
-    write_record(folder / PARTITION, check_record(folder / PARTITION, RecordedPartition, dict(partition)))
+    write_record(partition_file, check_record(partition_file, RecordedPartition, dict(partition)))
     write_bytes(folder / CONFIG, dump_config(config).encode())
-
-
-def _read_fingerprint(folder: Path) -> str:
-    return read_record(folder / PARTITION, RecordedPartition).fingerprint
 
 
 def describe_environment(threads: int, device: str) -> Environment:

@@ -14,9 +14,7 @@ from fedmutual.errors import AlgorithmError, RunError
 from fedmutual.events import Evaluated, Event, Failed, Finished, Noted, PhaseDone, Score, Started
 from fedmutual.rundir.file_names import LEDGER, LOG, METRICS
 from fedmutual.rundir.record_files import append_lines, append_records, describe_violation
-from fedmutual.rundir.schema import TRANSFER_DATA, Evaluation, LedgerLine
-
-_CALLED = {"global": "shared", "personal": "personal", "meme": "fork"}  # a score's model, as the report's tables have it
+from fedmutual.rundir.schema import SHORT, TRANSFER_DATA, Evaluation, LedgerLine
 
 
 class Metrics:
@@ -145,7 +143,7 @@ def format_scores(scores: tuple[Score, ...]) -> str:
     """
     if nodes := read_transfers(scores):
         return "  ".join(f"{name} {format_percent(sum(of.values()) / len(of))}" for name, of in nodes.items())
-    parts = [f"{_CALLED['global']} {format_score(s.values)}" for s in scores if s.model == "global" and s.client is None]
+    parts = [f"{SHORT['global']} {format_score(s.values)}" for s in scores if s.model == "global" and s.client is None]
     for model in ("personal", "meme"):
         parts += _format_client_scores(scores, model, "validation", worst=True)
     return "  ".join(parts) or format_holdout_scores(scores)
@@ -156,9 +154,9 @@ def _format_client_scores(scores: tuple[Score, ...], model: str, data: str, wors
     of_clients = [s for s in scores if s.model == model and s.data == data and s.client is not None]
     shares = [share for s in of_clients if (share := get_accuracy(s.values)) is not None]
     worst_text = f" (worst {format_percent(min(shares))})" if shares and worst else ""
-    mean = [f"{_CALLED[model]} {format_percent(sum(shares) / len(shares))}{worst_text}"] if shares else []
+    mean = [f"{SHORT[model]} {format_percent(sum(shares) / len(shares))}{worst_text}"] if shares else []
     without = [s for s in of_clients if get_accuracy(s.values) is None]
-    return mean + [f"{_CALLED[model]} of {s.client} {format_score(s.values)}" for s in without]
+    return mean + [f"{SHORT[model]} of {s.client} {format_score(s.values)}" for s in without]
 
 
 def format_worst_nodes(scores: tuple[Score, ...]) -> str:

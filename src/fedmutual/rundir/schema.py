@@ -83,6 +83,9 @@ class Evaluation(LogLine):
 SEED = "seed"
 """The phase of round 0 in which clients send their public data once; reports and summaries keep its bytes apart."""
 
+SHORT = {"personal": "personal", "ensemble": "ensemble", "global": "shared", "meme": "fork"}
+"""`ScoreRow.model` -> its name in tables and in lines of text."""
+
 TRANSFER_DATA = {"acc": "test", "bwt": "test.own", "fwt": "test.others"}
 """Measure -> test rows of the accuracy: of all nodes together, of the node's domain, of the other nodes together."""
 

@@ -37,9 +37,9 @@ from fedmutual.report.curves import SLOTS, Curve, Picture, make_data_table
 from fedmutual.report.measures import Pick
 from fedmutual.report.plots import Styles, draw_curves
 from fedmutual.report.rendering import load_page_template
-from fedmutual.results.comparison import SHORT
 from fedmutual.results.scale import MetricScale, format_size
 from fedmutual.rundir.logs import format_duration
+from fedmutual.rundir.schema import SHORT
 from fedmutual.sites.flare.kits import SOON
 from fedmutual.sites.monitor import EXCLUDED, LATE, PRESENT, RESTARTING, SITE_WORDS, Facts, Monitor
 from fedmutual.sites.schema import MOST_AHEAD

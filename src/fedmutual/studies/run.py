@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -325,8 +324,8 @@ def _train(
     tracked = trackers.open_trackers(folder, config, name)
     records += tracked
     homes = {i: client_folder(folder, i) for i in experiment.clients}
-    is_over = partial(bests.is_over, folder, recording, find_common_metric(experiment), bests.Merits())
-    plan = replace(experiment.make_plan(homes, notes, choices), keep=keep, is_over=is_over)
+    patience = bests.Patience(folder, recording, find_common_metric(experiment))
+    plan = replace(experiment.make_plan(homes, notes, choices), keep=keep, is_over=patience.is_over)
     yield from generate_rounds(plan, engine, server, saved.round if saved else None, records, experiment.make_judge())
     partition = experiment.data.partition
     write_summary(
