@@ -11,7 +11,7 @@ from fedmutual.algorithms.registry import METHODS
 from fedmutual.config.grid import LEARNING_RATE
 from fedmutual.report.cells import PageTable, TableCell
 from fedmutual.results.estimate import estimate
-from fedmutual.results.scale import format_points, format_size
+from fedmutual.results.scale import PERCENT, format_size
 from fedmutual.role import LOCAL_ONLY
 from fedmutual_papers import prose
 from fedmutual_papers.claims import CONTRADICTED, INCONCLUSIVE, SUPPORTED, Judgement, adjust_family, is_significant, judge
@@ -82,7 +82,7 @@ def describe_rivals(comparisons: Sequence[Judgement], method: str, verdict: str,
     texts = []
     for judged in select(comparisons, method, verdict, measured.cell.name):
         bold, rival = "**" if is_significant(judged.adjusted) else "", judged.claim.than
-        texts.append(f"{bold}{name_arm(rival, measured.cell.shown[rival])} ({format_points(_get_mean(judged))}){bold}")
+        texts.append(f"{bold}{name_arm(rival, measured.cell.shown[rival])} ({PERCENT.format_gain(_get_mean(judged))}){bold}")
     return ", ".join(texts) or "no method"
 
 
@@ -134,8 +134,8 @@ def make_recommendations(comparisons: Sequence[Judgement], measured_cells: Seque
         moved = {arm: of_all[name] for arm, name in names.items()}
         harmed = {arm: e.mean if (e := measured.estimate(HARMED, arm)) else 0.0 for arm in leads}
         texts = [
-            f"{names[arm]}: {format_points(leads[arm])} points compared with local-only training, {harmed[arm]:.1f} clients "
-            f"harmed, {format_size(moved[arm])}"
+            f"{names[arm]}: {PERCENT.format_gain(leads[arm])} points compared with local-only training, {harmed[arm]:.1f} "
+            f"clients harmed, {format_size(moved[arm])}"
             for numbers in (harmed, moved)
             for arm in sorted(leads, key=numbers.__getitem__)[:1]
         ]

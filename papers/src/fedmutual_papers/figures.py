@@ -21,7 +21,7 @@ from fedmutual.report.cells import PageTable
 from fedmutual.report.curves import SLOTS, Curve, Picture, make_data_table
 from fedmutual.report.plots import MARKS, SHAPES, TEXT, Styles, draw_curves, make_axes, make_colour, make_inline_svg
 from fedmutual.results.estimate import Estimate
-from fedmutual.results.scale import MetricScale, format_number, format_percent_number, format_points
+from fedmutual.results.scale import PERCENT, MetricScale, format_number
 from fedmutual_papers import measures
 from fedmutual_papers.experiment_files import PaperExperiment
 from fedmutual_papers.measured_cell import MeasuredCell
@@ -86,7 +86,7 @@ class Scatter:
 
     def describe(self) -> str:
         """Return the description of the plot in words."""
-        first, second = (format_percent_number(share, 0) for share in self.cloud.explained)
+        first, second = (format_number(100 * share, 0) for share in self.cloud.explained)
         silhouette = f"{self.cloud.silhouette:.2f}"
         return f"{self.title}. The axes hold {first} % and {second} % of the variance; silhouette {silhouette}"
 
@@ -152,7 +152,7 @@ class Forest:
 
     def describe(self) -> str:
         """Return the description of the plot in words."""
-        row_texts = (f"{label} {format_points(difference.mean)}" for label, difference, _ in self.rows)
+        row_texts = (f"{label} {PERCENT.format_gain(difference.mean)}" for label, difference, _ in self.rows)
         return f"{self.title}, in points: {'; '.join(row_texts)}"
 
 
@@ -240,7 +240,7 @@ def describe_picture(picture: Plot | Forest) -> str:
     """Return a description of the picture in words; for curves, the last value of each line."""
     if not isinstance(picture, Picture):
         return picture.describe()
-    format_value = format_percent_number if picture.percent else partial(format_number, decimals=3)
+    format_value = PERCENT.format_value if picture.percent else partial(format_number, decimals=3)
     ends = (f"{c.label} {format_value(c.points[-1].mean)} after round {c.points[-1].round}" for c in picture.curves)
     return f"{picture.title}. {'; '.join(ends)}"
 

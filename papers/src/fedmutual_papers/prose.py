@@ -11,7 +11,7 @@ from fedmutual.config.methods import find_method
 from fedmutual.errors import join_words
 from fedmutual.report.rendering import make_environment
 from fedmutual.results.estimate import Estimate
-from fedmutual.results.scale import format_number, format_percent_number
+from fedmutual.results.scale import format_number, format_signed
 from fedmutual.rundir.logs import format_duration
 from fedmutual_papers.experiment_files import Arm
 from fedmutual_papers.measured_cell import MeasuredCell
@@ -33,7 +33,7 @@ def format_value(value: Estimate, unit: str, decimals: int) -> tuple[str, str]:
 
     def format_one(number: float) -> str:
         if unit in ("%", "points"):
-            return format_percent_number(number, decimals)
+            return format_number(100 * number, decimals)
         if unit == "bytes":
             return f"{number:,.0f}"
         return format_number(number, 1 if unit in ("rounds", "times", "clients") else 3)
@@ -46,9 +46,9 @@ def format_difference(value: float, unit: str, decimals: int) -> str:
     """Return a difference with its sign, such as "+1.20"; a ratio without."""
     if unit == "times":
         return f"{value:,.1f}"
-    number, digits = (100 * value, decimals) if unit == "points" else (value, {"rounds": 1, "bytes": 0}.get(unit, 3))
-    text = format_number(number, digits)
-    return f"+{text}" if value > 0 and text.strip("0.") else text
+    if unit == "points":
+        return format_signed(100 * value, decimals)
+    return format_signed(value, {"rounds": 1, "bytes": 0}.get(unit, 3))
 
 
 def _count_words(words: Sequence[str]) -> str:
@@ -67,7 +67,6 @@ def _load_sentences() -> Any:
     environment.filters |= {
         "capitalized": capitalize,
         "difference": format_difference,
-        "percent": format_percent_number,
         "tally": _count_words,
     }
     return environment.get_template("sentences.j2").module

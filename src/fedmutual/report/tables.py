@@ -18,6 +18,7 @@ from fedmutual.results.estimate import Estimate, Missing, Value
 from fedmutual.results.frame import RunFacts
 from fedmutual.results.gains import Gains
 from fedmutual.results.scale import PERCENT, MetricScale, format_number
+from fedmutual.rundir.record_files import read_calibrations, read_subgroups
 from fedmutual.rundir.schema import SHORT, TRANSFER_DATA, Calibration, GroupScore, Measured, Reliability, Subgroups
 
 RELIABILITY = "reliability"  # the table of a curve that the page draws
@@ -465,7 +466,7 @@ def list_group_tables(comparison: RunComparison) -> list[PageTable]:
     """Return a table for each column by which groups of test rows were scored and kept."""
     shown: dict[tuple[str, Metric], list[tuple[str, Mapping[str, GroupScore]]]] = {}
     for method in comparison.methods:
-        for seed, kept in ((run.seed, kept) for run in method.counted for kept in run.subgroups):
+        for seed, kept in ((run.seed, kept) for run in method.counted for kept in read_subgroups(run.folder)):
             name = name_model(method.method, seed, kept)
             shown.setdefault((kept.by, kept.metric), []).append((name, kept.groups))
     return [make_group_table(by, metric, of_column) for (by, metric), of_column in shown.items()]
@@ -481,7 +482,7 @@ def list_calibrations(comparison: RunComparison) -> list[tuple[str, Calibration,
     """Return what the rows of each run show of its calibrated models, as `make_calibration_tables` takes it."""
     lines: list[tuple[str, Calibration, Reliability]] = []
     for method in comparison.methods:
-        for seed, fitted in ((run.seed, fitted) for run in method.counted for fitted in run.calibrations):
+        for seed, fitted in ((run.seed, fitted) for run in method.counted for fitted in read_calibrations(run.folder)):
             name = name_model(method.method, seed, fitted)
             lines += [(f"{name}: {seen.rows} rows", fitted, seen) for seen in fitted.seen]
     return lines

@@ -22,17 +22,14 @@ from fedmutual.rundir.record_files import (
     check_record,
     is_finished,
     make_line_error,
-    read_calibrations,
     read_environment,
     read_record,
     read_records,
-    read_subgroups,
     read_summary,
     read_toml,
 )
 from fedmutual.rundir.schema import (
     SEED,
-    Calibration,
     Environment,
     Evaluation,
     LedgerLine,
@@ -40,7 +37,6 @@ from fedmutual.rundir.schema import (
     RecordedPartition,
     RunSettings,
     ScoreRow,
-    Subgroups,
     Summary,
     TunedRecord,
 )
@@ -161,16 +157,6 @@ class RunFacts:
             return {key: one[0] if len({*one}) == 1 else f"{', '.join(one)} (by fold)" for key, one in values.items()}
         path = self.folder / TUNED
         return read_record(path, TunedRecord).set if path.is_file() else {}
-
-    @cached_property
-    def calibrations(self) -> tuple[Calibration, ...]:
-        """Return what `score --calibrate` fitted to models of the run. Raises RunError if calibration.json is damaged."""
-        return read_calibrations(self.folder)
-
-    @cached_property
-    def subgroups(self) -> tuple[Subgroups, ...]:
-        """Return the scores of groups that `score --keep` kept. Raises RunError if subgroups.json is damaged."""
-        return read_subgroups(self.folder)
 
     @property
     def metric(self) -> Metric:

@@ -68,14 +68,9 @@ PERCENT = MetricScale()
 """Accuracies in percent with one decimal."""
 
 
-def format_percent_number(fraction: float, decimals: int = 1) -> str:
-    """Return a fraction in percent without the sign: 0.912 -> "91.2"."""
-    return format_number(100 * fraction, decimals)
-
-
-def format_points(difference: float, decimals: int = 1) -> str:
-    """Return a difference in percentage points with its sign: 0.0123 -> "+1.2"; a number that rounds to 0 has no sign."""
-    return _add_sign(format_number(100 * difference, decimals))
+def format_signed(value: float, decimals: int) -> str:
+    """Return a number with its sign: "+1.2"; a number that rounds to 0 has no sign."""
+    return _add_sign(format_number(value, decimals))
 
 
 def format_number(value: float, decimals: int) -> str:

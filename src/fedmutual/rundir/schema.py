@@ -101,11 +101,6 @@ class LedgerLine(LogLine):
     steps: Number | None = None
     forwards: Number | None = None  # forward passes of these steps; None where they were not counted
 
-    @property
-    def is_seed(self) -> bool:
-        """Return whether these are the bytes of the client's public data."""
-        return self.round == 0 and self.phase == SEED
-
 
 class RecordedRows(Record):
     """A part of a client's rows: their numbers in the training part or in the test set of the data."""

@@ -8,7 +8,7 @@ from fedmutual.config import Config
 from fedmutual.metric import ACCURACY, Metric
 from fedmutual.rundir.file_names import LEDGER, METRICS, SUMMARY
 from fedmutual.rundir.record_files import check_record, read_metric, read_records, write_record
-from fedmutual.rundir.schema import TRANSFER_DATA, Evaluation, LedgerLine, Summary
+from fedmutual.rundir.schema import SEED, TRANSFER_DATA, Evaluation, LedgerLine, Summary
 
 Lines = Sequence[Evaluation]
 
@@ -62,7 +62,7 @@ def _sum_bytes(ledger: Iterable[LedgerLine]) -> dict[str, int]:
     """Return the bytes of all clients: up and down, and seed, those of the public data, which are in no other sum."""
     sums = {"up": 0, "down": 0, "seed": 0}
     for line in ledger:
-        if line.is_seed:
+        if line.round == 0 and line.phase == SEED:
             sums["seed"] += line.up
         else:
             sums["up"] += line.up

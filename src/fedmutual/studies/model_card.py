@@ -20,7 +20,7 @@ from fedmutual.report.tables import make_calibration_tables, make_group_table
 from fedmutual.results.estimate import compute_wilson_interval, estimate
 from fedmutual.results.frame import RunFacts, format_setting, read_run
 from fedmutual.results.scale import MetricScale
-from fedmutual.rundir.record_files import flatten_table, read_model_environment
+from fedmutual.rundir.record_files import flatten_table, read_model_environment, read_subgroups
 from fedmutual.rundir.schema import ScoreRow
 from fedmutual.studies.answering_model import AnsweringModel
 
@@ -65,7 +65,7 @@ def write_model_card(answering: AnsweringModel, files: dict[str, str], left_out:
         calibration=make_calibration_tables([(_ROWS[seen.rows], fitted, seen) for seen in fitted.seen] if fitted else []),
         subgroups=[
             make_group_table(kept.by, kept.metric, [("", kept.groups)])
-            for kept in run.subgroups
+            for kept in read_subgroups(run.folder)
             if kept.identity == (owner, answering.role, answering.round)
         ],
         row_names=_ROWS,
