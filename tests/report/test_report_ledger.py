@@ -8,7 +8,7 @@ import tracemalloc
 import pytest
 
 from fedmutual.errors import RunError
-from fedmutual.report import traffic
+from fedmutual.report import provenance
 from fedmutual.results.comparison import make_comparisons
 from fedmutual.results.frame import read_run, tabulate_work
 from fedmutual.rundir.schema import LedgerLine
@@ -34,13 +34,13 @@ def test_sums_without_the_seed_set(tmp_path):
     lines = [json.dumps(dict(zip(names, line, strict=True))) for line in LINES]
     (folder / "ledger.jsonl").write_text("".join(f"{line}\n" for line in lines))
     (comparison,) = compare_folders([folder])
-    assert read_csv(traffic.make_method_bytes_table(comparison)) == [
+    assert read_csv(provenance.make_method_bytes_table(comparison)) == [
         ["method", "up_client_round", "down_client_round", "up_client_step", "up_run", "down_run", "seed_set"],
         ["FML", "19", "8.75", "", "77", "38", "1201"],
     ]
     (folder / "ledger.jsonl").unlink()
     (comparison,) = compare_folders([folder])
-    assert traffic.make_method_bytes_table(comparison).rows[0][2].note == "n/a: the ledger is empty so far"
+    assert provenance.make_method_bytes_table(comparison).rows[0][2].note == "n/a: the ledger is empty so far"
 
 
 def test_sums_beyond_what_a_float_counts():
@@ -76,7 +76,7 @@ def test_a_run_of_ten_thousand_rounds_takes_little_memory_and_few_lines(tmp_path
     assert len(run.work) == 80_000
     assert held_bytes < 10_000_000  # a record a line took 80 MB
     [comparison] = make_comparisons([run])
-    assert [c.text for c in traffic.make_method_bytes_table(comparison).rows[0][2:]] == [
+    assert [c.text for c in provenance.make_method_bytes_table(comparison).rows[0][2:]] == [
         "1.4 kB",
         "4.2 kB",
         "56.5 MB",
@@ -106,7 +106,7 @@ def methods(tmp_path):
 
 
 def test_the_seed_set_has_its_own_column_and_local_steps_are_shown(methods):
-    table = traffic.make_method_bytes_table(methods)
+    table = provenance.make_method_bytes_table(methods)
     assert [c.title for c in table.columns[2:]] == [
         "A client in a round: up",
         "A client in a round: down",

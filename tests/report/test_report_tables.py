@@ -8,7 +8,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from fedmutual.report import columns, measures, provenance, tables, traffic
+from fedmutual.report import columns, measures, provenance, tables
 from fedmutual.report.curves import make_data_table, make_pictures, make_points, thin_out
 from fedmutual.results.estimate import Missing
 from fedmutual.results.scale import PERCENT
@@ -274,7 +274,7 @@ def test_more_clients_than_classes_run_down_the_page(tmp_path):
 
 def test_bytes(two_seeds):
     # the made ledger: 64 bytes down and up, FedAvg 8 more up; 3 clients, 2 rounds
-    table = traffic.make_method_bytes_table(two_seeds)
+    table = provenance.make_method_bytes_table(two_seeds)
     assert [[c.text for c in row] for row in table.rows] == [
         ["FML", "2 tensors, 16 numbers", "64 B", "64 B", "384 B", "384 B"],
         ["FedAvg", "3 tensors, 17 numbers, with n_k, how many examples it trains on", "72 B", "64 B", "432 B", "384 B"],
@@ -283,7 +283,7 @@ def test_bytes(two_seeds):
 
 
 def test_tensors_that_leave(two_seeds):
-    table = traffic.make_tensor_table(two_seeds)
+    table = provenance.make_tensor_table(two_seeds)
     assert [[c.text for c in row] for row in table.rows] == [
         ["layers.0.weight", "float32", "4 × 3", "leaves", "leaves"],
         ["layers.0.bias", "float32", "4", "leaves", "leaves"],
@@ -292,9 +292,9 @@ def test_tensors_that_leave(two_seeds):
 
 
 def test_pooled_data_are_not_called_a_federation(tmp_path):
-    table = traffic.make_method_bytes_table(comparison([write(tmp_path / "a", Made("centralised", base, shared))]))
+    table = provenance.make_method_bytes_table(comparison([write(tmp_path / "a", Made("centralised", base, shared))]))
     assert get_cell(table, 0, "A client's reply holds").text == "everything: all data are in one place"
-    assert table.footnotes == (traffic.POOLED_NOTE,)
+    assert table.footnotes == (provenance.POOLED_NOTE,)
 
 
 def test_curves(two_seeds):

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedmutual.errors import format_count
 from fedmutual.metric import ACCURACY
-from fedmutual.report import measures, provenance, tables, traffic
+from fedmutual.report import measures, provenance, tables
 from fedmutual.report.cells import PageTable
 from fedmutual.report.columns import DOMAIN_ROWS
 from fedmutual.report.curves import BYTES, SLOTS, Picture, make_data_table, make_pictures
@@ -99,8 +99,8 @@ def _make_section(comparison: RunComparison, verdict: Verdict, id: str, styles: 
         "more_curves": [*map(draw, over_time[_CURVES:])],
         "costs": [*map(draw, over_bytes)],
         "holdings": tables.make_holdings_tables(comparison),
-        "bytes": traffic.make_method_bytes_table(comparison),
-        "tensors": traffic.make_tensor_table(comparison),
+        "bytes": provenance.make_method_bytes_table(comparison),
+        "tensors": provenance.make_tensor_table(comparison),
         "runs": provenance.list_runs(comparison),
         "notes": provenance.list_run_notes(comparison),
         "config": provenance.make_configuration_tables(comparison),
