@@ -9,7 +9,7 @@ import pytest
 from fedmutual.errors import RunError
 from fedmutual.report.adaptation import summarise_adaptation, write_adaptation
 from fedmutual.report.rendering import render_facts
-from fedmutual.results.estimate import Estimate, Missing, estimate
+from fedmutual.results.estimate import Missing, estimate
 from fedmutual.results.scale import PERCENT
 from run_folders import Made, write
 
@@ -131,6 +131,5 @@ def test_a_run_given_twice_counts_once(cli, tmp_path):
     ],
 )
 def test_the_sentence_of_an_answer(rival, gain, words):
-    contest = (rival, "T", gain, isinstance(gain, Estimate) and (gain.mean != 0 or gain.is_few))
-    facts = {"examples": "50 examples", "contests": [contest], "fork": None}
+    facts = {"examples": "50 examples", "contests": [(rival, gain)], "tuned": "T", "fork": None}
     assert words in render_facts("adaptation.j2", PERCENT, "answer", **facts)

@@ -104,45 +104,30 @@ def make_pictures(comparison: RunComparison) -> list[Picture]:
         curves = [c for m, terms in losses.items() for c in _make_loss_curves(m, slots[m.method], terms, wanted)]
         pictures.append(Picture(id, title, id == "shares", tuple(curves)))
     pictures = [replace(p, curves=tuple(c for c in p.curves if c.points)) for p in pictures]
-    paces = {m.method: m.runs[0].settings.local_steps for m in comparison.methods}
     pictures = [p for p in pictures if p.curves]
-    return [*_make_step_pictures(pictures, paces), *_make_byte_pictures(comparison, pictures)]
+    sent = {m.method: _count_sent(m) for m in comparison.methods if m.counted and comparison.domains}
+    over_bytes = [_replace_rounds(picture, BYTES, sent) for picture in pictures if picture.id == "acc"]
+    title = "{}; over the bytes that a node has sent, mean over nodes"
+    over_bytes = [replace(p, id="costs", title=title.format(p.title)) for p in over_bytes if p.curves]
+    paces = {m.method: m.runs[0].settings.local_steps for m in comparison.methods}
+    if None not in paces.values() and len({*paces.values()}) > 1:  # all methods count them, and take different numbers
+        rounds = pd.Series(range(max(run.reached for run in comparison.runs) + 1))
+        steps = {label: rounds * pace for label, pace in paces.items()}
+        pictures = [_replace_rounds(picture, "local step", steps) for picture in pictures]
+    return [*pictures, *over_bytes]
 
 
-def _make_step_pictures(over_rounds: list[Picture], paces: Mapping[str, int | None]) -> list[Picture]:
-    """Return the pictures over local steps if all methods count them, and take different numbers of them in a round.
+def _replace_rounds(picture: Picture, unit: str, places: Mapping[str, "pd.Series[int]"]) -> Picture:
+    """Return a picture over local steps or bytes in place of rounds; a method that has none of them is left out.
 
-    paces: label of a method -> its local steps in a round; None: its rounds are counted in epochs.
+    places: label of a method -> round -> its place on the horizontal axis. Of several scores at one place the last is drawn.
     """
-    steps = {label: pace for label, pace in paces.items() if pace is not None}
-    if len(steps) < len(paces) or len({*steps.values()}) == 1:
-        return over_rounds
-    return [
-        replace(
-            picture,
-            unit="local step",
-            curves=tuple(replace(c, values=c.values.set_axis(c.values.index * steps[c.method])) for c in picture.curves),
-        )
-        for picture in over_rounds
-    ]
-
-
-def _make_byte_pictures(comparison: RunComparison, over_rounds: Sequence[Picture]) -> list[Picture]:
-    """Return ACC over the bytes that a node has sent so far, its public data among them; only where clients are domains.
-
-    Methods that send nothing are left out. Of several scores with equal bytes, the last one is drawn.
-    """
-    made = []
-    for picture in (p for p in over_rounds if p.id == "acc"):
-        sent = {method.method: _count_sent(method) for method in comparison.methods if method.counted}
-        curves = tuple(
-            replace(c, values=c.values.set_axis(sent[c.method].loc[c.values.index]).groupby(level=0).last())
-            for c in picture.curves
-            if sent[c.method].any()
-        )
-        title = f"{picture.title}; over the bytes that a node has sent, mean over nodes"
-        made.append(replace(picture, id="costs", title=title, curves=curves, unit=BYTES))
-    return [picture for picture in made if picture.curves]
+    curves = tuple(
+        replace(c, values=c.values.set_axis(places[c.method].loc[c.values.index]).groupby(level=0).last())
+        for c in picture.curves
+        if places[c.method].any()
+    )
+    return replace(picture, unit=unit, curves=curves)
 
 
 def _count_sent(method: Line) -> "pd.Series[int]":

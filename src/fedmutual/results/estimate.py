@@ -64,7 +64,7 @@ class Estimate:
 
     @property
     def may_be_chance(self) -> bool:
-        """Whether the mean differs from 0, or there are too few units, and the interval does not decide."""
+        """Whether nothing is certain, and the mean differs from 0 or there are too few units."""
         return not self.sign and (self.is_few or bool(self.direction))
 
     @property
