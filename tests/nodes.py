@@ -1,4 +1,4 @@
-"""A Ray cluster of two nodes on this machine, for all tests of a session."""
+"""A Ray cluster of three nodes on this machine, for all tests of a session."""
 
 import atexit
 import os
@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-CPUS = max(2, torch.get_num_threads())  # of a node: room for all workers when the other is gone
+CPUS = max(2, torch.get_num_threads())  # of a node: room for all workers when the others are gone
 
 
 @cache
-def two_nodes() -> Any:
+def three_nodes() -> Any:
     """Yield the cluster, which engines join by its address; skip the test if Ray is not installed."""
     os.environ |= {
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -23,7 +23,8 @@ def two_nodes() -> Any:
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": CPUS, "include_dashboard": False})
-    cluster.add_node(num_cpus=CPUS)
+    for _ in range(2):
+        cluster.add_node(num_cpus=CPUS)
     atexit.register(cluster.shutdown)
     atexit.register(ray.shutdown)  # before it
     return cluster

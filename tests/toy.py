@@ -68,11 +68,11 @@ def processes(clients: list[Client]) -> Processes:
 
 
 def cluster(clients: list[Client]) -> Cluster:
-    """Return an engine with two workers on two nodes."""
-    from nodes import two_nodes  # not where a worker imports this file
+    """Return an engine with three workers on three nodes."""
+    from nodes import three_nodes  # not where a worker imports this file
 
     costs, threads = dict.fromkeys((c.id for c in clients), 1.0), torch.get_num_threads()
-    return Cluster(Ready(clients), costs, workers=2, threads=threads, address=two_nodes().address)
+    return Cluster(Ready(clients), costs, workers=3, threads=threads, address=three_nodes().address)
 
 
 ENGINES: dict[str, Callable[[list[Client]], Any]] = {

@@ -1,4 +1,4 @@
-"""A Ray cluster of two nodes: who lives where, what dies, what finds no room, and that a run is the same bytes for it. A
+"""A Ray cluster of three nodes: who lives where, what dies, what finds no room, and that a run is the same bytes for it. A
 cluster of our own is reached from this machine alone, with its token alone; an old Ray starts none.
 """
 
@@ -24,7 +24,7 @@ from fedmutual.engines.workers import Unportable
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.events import Failed, Replied, Started
 from kills import same
-from nodes import CPUS, two_nodes
+from nodes import CPUS, three_nodes
 from toy import Ready, client, killed, pid, raise_unpicklable, refused
 from toy import cluster as hosted
 
@@ -35,7 +35,7 @@ ALL = dict.fromkeys("012", ())
 
 @pytest.fixture
 def nodes():
-    return two_nodes()
+    return three_nodes()
 
 
 def clients(count=3):
@@ -43,15 +43,15 @@ def clients(count=3):
     return [client(str(i), algorithm) for i in range(count)]
 
 
-def other(make=None, workers=2, threads=1, **where):
-    return Cluster(make or Ready(clients()), dict.fromkeys("012", 1.0), workers=workers, threads=threads, **where)
+def other(make=None, ids="012", workers=2, threads=1, **where):
+    return Cluster(make or Ready(clients(len(ids))), dict.fromkeys(ids, 1.0), workers=workers, threads=threads, **where)
 
 
-def test_clients_live_on_both_nodes_and_their_processes_are_used_again(nodes):
+def test_clients_live_on_all_nodes_and_their_processes_are_used_again(nodes):
     with closing(hosted(clients())) as engine:
         where, first = dict(engine.visit(node, ALL)), dict(engine.visit(pid, ALL))
-        assert engine.workers == 2
-    assert where["0"] == where["2"] != where["1"]
+        assert engine.workers == 3
+    assert len(set(where.values())) == 3
     assert os.getpid() not in first.values()
     with closing(hosted(clients())) as engine:
         assert dict(engine.visit(pid, ALL)) == first
@@ -69,7 +69,7 @@ def test_a_client_exception_keeps_its_type_or_its_text_if_it_cannot_be_pickled(n
 def test_a_killed_worker_is_named_with_its_clients(nodes):
     with closing(hosted(clients())) as engine:
         living = dict(engine.visit(pid, {"0": ()}))["0"]
-        with pytest.raises(WorkerLost, match=rf"worker process {living} on node [\d.:a-f]+ with clients 0, 2 died \("):
+        with pytest.raises(WorkerLost, match=rf"worker process {living} on node [\d.:a-f]+ with client 0 died \("):
             list(engine.visit(killed, {"0": ()}))
 
 
@@ -81,12 +81,12 @@ def test_objects_that_cannot_be_sent_to_a_worker_are_an_error():
 def test_a_request_above_the_clusters_resources_is_an_error(nodes, monkeypatch):
     monkeypatch.setattr(ray_cluster, "PLACEMENT_LIMIT", 0.5)
     sentence = (
-        rf"asks for 3 workers with {CPUS} CPU and 0 GPU each, and after 0.5 s the Ray cluster had too few free "
+        rf"asks for 4 workers with {CPUS} CPU and 0 GPU each, and after 0.5 s the Ray cluster had too few free "
         r"resources: it has "
-        rf"{2 * CPUS} CPU and 0 GPU, of which \d+ CPU and 0 GPU free; set engine.workers, engine.threads or engine.gpus"
+        rf"{3 * CPUS} CPU and 0 GPU, of which \d+ CPU and 0 GPU free; set engine.workers, engine.threads or engine.gpus"
     )
     with pytest.raises(ConfigError, match=sentence):
-        other(workers=3, threads=CPUS, address=nodes.address)
+        other(ids="0123", workers=4, threads=CPUS, address=nodes.address)
     with pytest.raises(ConfigError, match=r"engine.device = 'cuda', but the Ray cluster has no GPU; set engine.device"):
         other(gpus=None, address=nodes.address)
 
@@ -99,7 +99,7 @@ def test_in_a_ray_of_the_callers_nothing_is_kept_and_as_many_workers_live_as_it_
     torch.set_default_dtype(torch.float64)
     try:
         with closing(other(workers=None, threads=CPUS)) as engine:
-            assert engine.workers == 2
+            assert engine.workers == 3
             assert set(dict(engine.visit(settings, ALL)).values()) == {(torch.float64, CPUS)}
         assert ray.is_initialized()
         assert ray_engine.kept_workers == []
@@ -151,7 +151,7 @@ def uninterrupted(small):
 
 
 def on_cluster(small, address):
-    return fedmutual.load_config(small, **{"engine.name": "cluster", "engine.workers": 2, "engine.address": address})
+    return fedmutual.load_config(small, **{"engine.name": "cluster", "engine.workers": 3, "engine.address": address})
 
 
 def test_a_worker_that_dies_with_its_node_in_the_middle_of_a_round_costs_nothing_but_time(
@@ -165,15 +165,15 @@ def test_a_worker_that_dies_with_its_node_in_the_middle_of_a_round_costs_nothing
         ray_engine, "_start_workers", lambda place: (workers := start(place), filled.append((place, workers)))[0]
     )
     ray.shutdown()  # so that a place is filled
-    head, second = nodes.list_all_nodes()
+    others = nodes.list_all_nodes()[1:]  # without the head
 
     def kill(event):
         events.append(event)
         if isinstance(event, Replied) and (event.round, event.answered) == (3, 2) and not deaths:
             place, workers = filled[-1]
             where = ray.util.placement_group_table(place._group)["bundles_to_node_id"]
-            (number,) = [n for n, id in where.items() if id != head.node_id]
-            nodes.remove_node(second, allow_graceful=False)
+            number, node = next((n, node) for n, id in where.items() for node in others if node.node_id == id)
+            nodes.remove_node(node, allow_graceful=False)
             deaths.append(workers[number].name)
             os.kill(int(deaths[0].split()[2]), signal.SIGKILL)  # with its node it would die some seconds later
 
