@@ -36,6 +36,7 @@ class Options:
     htfl: Path | None  # there, a clone of HtFLlib
     setting: str | None  # there, the only setting that is measured, as "mlp-5"
     epochs: int  # there, local epochs of a round
+    peers: Mapping[str, Path]  # there, libraries and a Python that has each
     before: Path | None = None  # of the sections disk and commands: a clone of an earlier version
 
 

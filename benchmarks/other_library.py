@@ -1,4 +1,4 @@
-"""A contestant (turns.py): FML or FedAvg in the user's clone of PFLlib or HtFLlib, on the noise and networks of bare.py.
+"""A contestant (turns.py): FML in the user's clone of PFLlib or HtFLlib, on the noise and networks of bare.py.
 
 The server and client classes are the library's own, and a round calls the methods of their training loop in that loop's
 order. Settings that bare.py does not give are the defaults of the library's command line. The file imports nothing of
@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from bare import ALPHA, BATCH, BETA, CLASSES, NETS, SGD, SHAPES, noise
+from torch import Tensor
 from turns import Stage
 
 LIBRARIES = ("pflib", "htfl")
@@ -39,11 +41,11 @@ def read_defaults(main: Path) -> dict[str, Any]:
     return options
 
 
-def save_noise(folder: Path, model: str, clients: int, rows: int, test_rows: int) -> None:
-    """Write the training and test files of all clients as the library reads them."""
-    for part, size in (("train", rows), ("test", test_rows)):
+def save_rows(folder: Path, parts: Mapping[str, Sequence[tuple[Tensor, Tensor]]]) -> None:
+    """Write the training and test files of all clients as the library reads them. parts: "train", "test" -> their rows."""
+    for part, clients in parts.items():
         (folder / DATASET / part).mkdir(parents=True)
-        for client, (x, y) in enumerate(noise(clients, size, SHAPES[model])):
+        for client, (x, y) in enumerate(clients):
             arrays = {"x": x.numpy(), "y": y.numpy()}
             np.savez(folder / DATASET / part / f"{client}.npz", data=np.array(arrays, dtype=object))
 
@@ -93,7 +95,6 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--library", choices=LIBRARIES, required=True)
     parser.add_argument("--path", type=Path, required=True)
-    parser.add_argument("--algorithm", choices=ALGORITHMS, required=True)
     parser.add_argument("--model", choices=NETS, required=True)
     parser.add_argument("--clients", type=int, required=True)
     parser.add_argument("--rows", type=int, required=True)
@@ -101,12 +102,14 @@ def main() -> None:
     parser.add_argument("--test-rows", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--evaluate", action="store_true")
-    args = parser.parse_args()
+    args = parser.parse_args(namespace=argparse.Namespace(algorithm="fml"))
     torch.set_num_threads(args.threads)
     stage = Stage()
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as devnull, contextlib.redirect_stdout(devnull):
-        save_noise(Path(folder) / "dataset", args.model, args.clients, args.rows, args.test_rows)
+        shape = SHAPES[args.model]
+        parts = {part: noise(args.clients, n, shape) for part, n in (("train", args.rows), ("test", args.test_rows))}
+        save_rows(Path(folder) / "dataset", parts)
         system = (args.path / "system").resolve()
         (Path(folder) / "system").mkdir()
         os.chdir(Path(folder) / "system")  # the library reads ../dataset

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from bare import BATCH, CLASSES, SGD, SHAPES
-from turns import Stage
+from turns import RoundTimer, Stage
 
 from fedmutual.config import Config, parse_config
 from fedmutual.core import Message
@@ -35,13 +35,15 @@ from fedmutual.studies.study import run
 FOREVER = 10**9
 
 
-def save_noise(path: Path, shape: tuple[int, ...], rows: int, test: int) -> Path:
-    """Save images of uniformly drawn bytes with uniformly drawn labels as an npz file."""
+def save_noise(path: Path, shape: tuple[int, ...], rows: int, test: int, signal: float = 0.0) -> Path:
+    """Save images of uniformly drawn bytes with labels as an npz file. signal: the share of an image of its class."""
     rng = np.random.default_rng(0)
+    classes = np.random.default_rng(1).integers(256, size=(CLASSES, *shape))
     arrays = {}
     for suffix, n in (("", rows), ("_test", test)):
-        arrays[f"x{suffix}"] = rng.integers(256, size=(n, *shape), dtype=np.uint8)
-        arrays[f"y{suffix}"] = np.arange(n) % CLASSES
+        noise, labels = rng.integers(256, size=(n, *shape), dtype=np.uint8), np.arange(n) % CLASSES
+        arrays[f"x{suffix}"] = ((1 - signal) * noise + signal * classes[labels]).astype(np.uint8) if signal else noise
+        arrays[f"y{suffix}"] = labels
     np.savez(path, **arrays)
     return path
 
@@ -103,23 +105,14 @@ class Timer:
     """Observer: waits on the stage before every turn's first round, and reports its seconds after the last."""
 
     def __init__(self, stage: Stage) -> None:
-        self._stage = stage
+        self._stage, self._timer = stage, RoundTimer(stage)
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Started):
             self._stage.tell("ready")
-            self._next()
+            self._timer.wait()
         elif isinstance(event, RoundDone):
-            self._left -= 1
-            if not self._left:
-                self._stage.tell(time.perf_counter() - self._begun)
-                self._next()
-
-    def _next(self) -> None:
-        self._left = self._stage.wait()
-        if not self._left:
-            raise SystemExit
-        self._begun = time.perf_counter()
+            self._timer.end_round()
 
 
 def time_whole_runs(experiment_config: Config, stage: Stage, folder: Path) -> None:

@@ -37,6 +37,14 @@ SECTIONS = {
 }
 
 
+def split_peer(text: str) -> tuple[str, Path]:
+    """Return the name and the path of NAME=PYTHON."""
+    name, _, python = text.partition("=")
+    if not python:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=PYTHON")
+    return name, Path(python)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"{', '.join(SECTIONS)}; none: all")
@@ -46,6 +54,14 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="of the section gpu: stacked through torch.compile too")
     parser.add_argument("--pflib", type=Path, metavar="PATH", help="of the section peers: a clone of PFLlib")
     parser.add_argument("--htfl", type=Path, metavar="PATH", help="of the section peers: a clone of HtFLlib")
+    parser.add_argument(
+        "--peer",
+        action="append",
+        type=split_peer,
+        default=[],
+        metavar="NAME=PYTHON",
+        help="of the section peers: a library (flower, fedlab, blazefl) and the Python that has it; may be repeated",
+    )
     parser.add_argument("--setting", metavar="MODEL-K", help="of the section peers: one setting only, for example mlp-5")
     parser.add_argument("--epochs", type=int, default=1, metavar="N", help="of the section peers: local epochs of a round")
     parser.add_argument("--before", type=Path, metavar="PATH", help="of disk and commands: a clone of an earlier version")
@@ -66,6 +82,7 @@ def main() -> None:
         args.htfl,
         args.setting,
         args.epochs,
+        dict(args.peer),
         args.before,
     )
     adopt_orphans()

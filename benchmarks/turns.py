@@ -4,12 +4,15 @@ So a change of the machine's speed affects all contestants alike, and no start-u
 fedmutual, because bare.py imports this file.
 """
 
+import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 WARM = 1  # rounds before the first that counts: caches, pages, and what is done once a run
@@ -18,10 +21,20 @@ WARM = 1  # rounds before the first that counts: caches, pages, and what is done
 class Contestant:
     """A contestant's process, seen from the measuring process."""
 
-    def __init__(self, script: str, *arguments: object) -> None:
-        command = [sys.executable, HERE / script, *map(str, arguments)]
+    def __init__(
+        self,
+        script: str,
+        *arguments: object,
+        python: Path | str = sys.executable,
+        report: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
+        """Start the process. report: gets each answer of a contestant that tells more than its seconds."""
+        command = [python, HERE / script, *map(str, arguments)]
+        self._report = report
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._answer()
+        ready = self._answer()
+        if report is not None:
+            report(json.loads(ready))
 
     def __enter__(self) -> "Contestant":
         return self
@@ -34,7 +47,11 @@ class Contestant:
         """Return the seconds of this many rounds."""
         self._process.stdin.write(f"{rounds}\n")
         self._process.stdin.flush()
-        return float(self._answer())
+        answer = json.loads(self._answer())
+        if self._report is not None:
+            self._report(answer)
+            return float(answer["seconds"])
+        return float(answer)
 
     def _answer(self) -> str:
         line = self._process.stdout.readline()
@@ -55,8 +72,29 @@ class Stage:
         return int(sys.stdin.readline() or 0)
 
     def tell(self, answer: object) -> None:
-        """Report once that the contestant is ready, then the seconds of each request."""
-        print(answer, file=self._out, flush=True)
+        """Report once that the contestant is ready, then the seconds of each request, as JSON."""
+        print(json.dumps(answer), file=self._out, flush=True)
+
+
+class RoundTimer:
+    """Times the rounds of a loop that asks nobody before its next round."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+
+    def wait(self) -> None:
+        """Wait for the next request; leave the loop after the last."""
+        self._left = self._stage.wait()
+        if not self._left:
+            raise SystemExit
+        self._begun = time.perf_counter()
+
+    def end_round(self, finish: Callable[[float], object] = lambda seconds: seconds) -> None:
+        """Count a round, and after the last of a request tell its answer. finish: seconds -> answer."""
+        self._left -= 1
+        if not self._left:
+            self._stage.tell(finish(time.perf_counter() - self._begun))
+            self.wait()
 
 
 def take_turns(
