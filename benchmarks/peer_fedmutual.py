@@ -12,7 +12,7 @@ from fedmutual.config import Config
 from fedmutual.engines import allocator
 from fedmutual.engines.loop import federate
 from fedmutual.events import Evaluated, Event, PhaseDone, RoundDone, Started
-from fedmutual.rundir.observers import Ledger
+from fedmutual.rundir.logs import Ledger
 
 DATA = "noise.npz"
 
