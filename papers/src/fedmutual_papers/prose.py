@@ -77,7 +77,7 @@ def say(macro: str, *values: object) -> str:
     return " ".join(str(getattr(_load_sentences(), macro)(*values)).split())
 
 
-describe_verdict, describe_condition, describe_state = (partial(say, name) for name in ("verdict", "condition", "state"))
+describe_verdict, describe_state = (partial(say, name) for name in ("verdict", "state"))
 
 
 def describe_shortening(measured_cells: Sequence[MeasuredCell]) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """The results of finished runs: one small committed JSON file for each cell, so that no run is trained twice."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -160,11 +160,6 @@ class ResultStore:
         for root in reversed(folders):
             for file in sorted(root.rglob("*.json")):
                 self._take(file.relative_to(root).with_suffix("").as_posix(), _read_results(file))
-
-    @property
-    def cells(self) -> Sequence[str]:
-        """Return the ids of the cells that have results, sorted."""
-        return sorted(self._found)
 
     def list_results(self, cell: str) -> list[Result]:
         """Return all results of a cell."""
