@@ -196,6 +196,11 @@ def test_a_rate_at_the_end_of_its_grid_is_counted():
     assert summarise(measured)["rates_at_end"] == at_end > 0
 
 
+def test_a_run_that_diverged_is_stated():
+    assert summarise(read_committed_cells()["labels"])["diverged"] == ("SCAFFOLD in 1 of 5 seeds",)
+    assert summarise(read_committed_cells()["digits"])["diverged"] == ()
+
+
 @pytest.mark.parametrize("cell", COMMITTED.cells, ids=lambda c: c.name)
 def test_all_methods_take_as_many_gradient_steps(cell):
     """20 rounds of 20; FedMD's passes before round 1 are 14 more."""
@@ -215,6 +220,10 @@ def test_what_the_page_calls_surprising_holds_in_the_committed_results():
         assert average_own(cell, "fedproto") > average_own(cell, "fml")
         moved = count_bytes(cells[cell])
         assert 35 < moved["FML"] / moved["FedProto"] < 45
+        assert max(cells[cell].cell.arms, key=lambda arm: average_own(cell, arm)) == "fd"
+        assert 16 < moved["FedProto"] / moved["FD"] < 18
+    for cell in ("labels", "digits"):
+        assert abs(average_own(cell, "fd") - average_own(cell, "independent")) < 0.01
     assert average_own("labels", "fedavg") > average_own("labels", "independent")
     assert average_own("rotations", "fedavg") < average_own("rotations", "independent")
     others = set(cells["pacs-small"].cell.arms) - {"proxyfl", "fml"}

@@ -188,13 +188,14 @@ def _find_gains(measured: MeasuredCell, arm: str) -> dict[int, float]:
 def summarise(measured: MeasuredCell) -> dict[str, Any]:
     """Return what the page's template says of a cell; text that needs results is "" without them.
 
-    "harmless": the methods that harm no client in any seed. "missing": the methods with fewer than all seeds. "trials": the
-    most settings that a sweep tried for a method. "rates_at_end": the number of methods of which the chosen learning rate is
-    the smallest or the largest that was tried.
+    "harmless": the methods that harm no client in any seed. "missing": the methods with fewer than all seeds. "diverged":
+    the methods with runs that diverged. "trials": the most settings that a sweep tried for a method. "rates_at_end": the
+    number of methods of which the chosen learning rate is the smallest or the largest that was tried.
     """
     ranked, seeds, tunings = _sort_arms(measured), len(measured.seeds), measured.cell.tunings.values()
     names, best = _name_arms([measured]), next(iter(ranked), "")
     harmed = {arm: measured.estimate(HARMED, arm) for arm in measured.cell.shown if arm in ranked}
+    lost = {arm: len(measured.results[arm]) - len(measured.list_finished(arm)) for arm in names}
     return {
         "measured": measured,
         "table": render_table(tabulate_cell(measured), caption=False) if ranked else "",
@@ -203,6 +204,7 @@ def summarise(measured: MeasuredCell) -> dict[str, Any]:
         "local_percent": f"{100 * ranked[LOCAL_ONLY]:.1f}" if LOCAL_ONLY in ranked else "",
         "harmless": tuple(names[arm] for arm, e in harmed.items() if e is not None and e.mean == 0),
         "missing": tuple(name for arm, name in names.items() if len(measured.results[arm]) < seeds or not seeds),
+        "diverged": tuple(f"{names[arm]} in {count} of {seeds} seeds" for arm, count in lost.items() if count),
         "seeds": seeds,
         "trials": max((len(tuning.settings) for tuning in tunings), default=0),
         "rates_at_end": sum(LEARNING_RATE in tuning.ends for tuning in tunings),
