@@ -1,10 +1,8 @@
-"""Stacked clients in whole runs: read from resident rows, resumed, several runs at once; and clients that step in turns."""
+"""Stacked clients in whole runs: read from resident rows, resumed, several runs at once."""
 
 import json
 import signal
 import threading
-from copy import deepcopy
-from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -12,16 +10,14 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import fedmutual
-from fedmutual.algorithms import FML, FedProx
+from fedmutual.algorithms import FedProx
 from fedmutual.core import Diverged
-from fedmutual.engines.group import PhaseInput, Steps
-from fedmutual.engines.stacked import step_in_turns
+from fedmutual.engines.group import Steps
 from fedmutual.errors import DataError
 from fedmutual.events import Finished, Replied
-from fedmutual.stepping import with_client_settings, work
 from fedmutual.studies.compare import compare
 from kills import stop_and_resume, tensors
-from toy import Count, Rows, at, client, difference, federation, mlp, server
+from toy import client, difference, federation
 
 pytestmark = pytest.mark.long
 
@@ -199,65 +195,11 @@ def test_a_run_begun_in_one_process_goes_on_stacked_with_adam(small):
     assert difference(tensors(uninterrupted), tensors(part)) < 1e-4
 
 
-def test_clients_that_step_in_turns_have_the_bits_of_clients_one_after_the_other(small, monkeypatch):
-    from fedmutual.engines import stacked
-
-    modes = []
-    real = stacked.step_in_turns
-    monkeypatch.setattr(stacked, "step_in_turns", lambda parts: (modes.append("turns"), real(parts))[1])
+def test_clients_in_turns_have_the_bits_of_clients_one_after_the_other(small):
     run = fedmutual.run(loaded(small, **{"engine.name": "stacked", "engine.turns": True}), "run").folder
     plain = fedmutual.run(loaded(small, **{"engine.name": "inprocess"}), "plain").folder
-    assert modes
+    assert "engine.turns = true are in no stack, and step one after the other" in (run / "log.txt").read_text()
     assert difference(tensors(run), tensors(plain)) == 0.0
-
-
-SIZES = {"0": 20, "1": 7, "2": 33}
-"""Examples of each client: two epochs of it are 6, 2 and 8 steps."""
-
-
-class Broken(Rows):
-    """Rows that cannot be read after the second batch."""
-
-    def rows(self, plan, rng=None):
-        yield from islice(super().rows(plan, rng), 2)
-        raise OSError("the disk is gone")
-
-
-def parts(kind=FML):
-    """Clients that differ in their number of steps and, where there is one, in alpha."""
-    algorithm = kind(local_epochs=2, batch_size=8).algorithm()
-    (phase,) = algorithm.phases
-    inbox = server() if "global" in algorithm.scores else {}
-    made = []
-    for id, n in SIZES.items():
-        one = client(id, algorithm, n=n, personal=lambda seed: mlp(seed, norm=True), settings={"alpha": 0.2 + 0.3 * int(id)})
-        made.append(PhaseInput(one, with_client_settings(phase, one), inbox, phase.leaves(inbox), at()))
-    return made
-
-
-def alone(asked):
-    """What the plain engine does, on copies -> (client, reply, losses) by id."""
-    done = {}
-    for part in asked:
-        copy = deepcopy(part.client)
-        done[copy.id] = (copy, *work(part.phase, copy, part.inbox, part.at))
-    return done
-
-
-def same(part, reply, expected):
-    copy, message, losses = expected
-    sent = reply()
-    assert difference(sent.message, message) == 0.0 if message else sent.message == {}
-    assert sent.train == losses
-    assert all(p.grad is None for net in part.client.nets.values() for p in net.parameters())
-    for name, net in part.client.nets.items():
-        assert difference(net.state_dict(), copy.nets[name].state_dict()) == 0.0
-        states, others = part.client.optimizers[name].state, copy.optimizers[name].state
-        assert len(states) == len(others) > 0
-        for mine, other in zip(states.values(), others.values(), strict=True):
-            assert torch.equal(mine["momentum_buffer"], other["momentum_buffer"])
-    if part.client.memory or copy.memory:
-        assert difference(part.client.memory, copy.memory) == 0.0
 
 
 def test_a_phase_keeps_no_copies_of_its_constants_for_clients_that_no_longer_step_together(monkeypatch):
@@ -273,40 +215,3 @@ def test_a_phase_keeps_no_copies_of_its_constants_for_clients_that_no_longer_ste
     clients = [client(str(i), algorithm, n=5 * (i + 1) if i % 2 else 60) for i in range(12)]
     federation(algorithm, clients, rounds=1, engine="stacked")
     assert max(held) <= 2 * 12
-
-
-@pytest.mark.parametrize("kind", [FML, Count])
-def test_clients_in_turns_are_to_the_bit_what_each_is_alone(kind):
-    asked = parts(kind)
-    expected = alone(asked)
-    ended = list(step_in_turns(asked))
-    assert [part.client.id for part, _ in ended] == ["1", "0", "2"], "as they end: by their number of steps"
-    for part, reply in ended:
-        same(part, reply, expected[part.client.id])
-
-
-def test_a_step_of_each_comes_after_a_step_of_each():
-    order = []
-
-    class Watched(FML):
-        def edit(self, grads, memory):
-            order.append(self.alpha)
-            return grads, memory
-
-    list(step_in_turns(parts(Watched)))
-    assert order[:6] == [0.2, 0.5, 0.8] * 2
-    assert [order.count(alpha) for alpha in (0.2, 0.5, 0.8)] == [6, 2, 8]
-
-
-def test_what_one_client_raises_is_its_own():
-    requested = parts()
-    rows = requested[0].client.data["private"]
-    requested[0].client.data = {"private": Broken(rows.x, rows.y)}
-    expected = alone(requested[1:])
-    ((broken, fail), *completed) = step_in_turns(requested)
-    assert broken is requested[0]
-    with pytest.raises(OSError, match="the disk is gone"):
-        fail()
-    assert [part.client.id for part, _ in completed] == ["1", "2"]
-    for part, reply in completed:
-        same(part, reply, expected[part.client.id])

@@ -349,7 +349,7 @@ class EngineConfig(Section):
     graphs: bool = key(False, only_if=_if_engine("stacked"))
     """launch the step of a stack as one CUDA graph, which needs an NVIDIA GPU"""
     turns: bool = key(False, only_if=_if_engine("stacked"))
-    """train clients in turns, each on its own CUDA stream, instead of as one stack"""
+    """train clients one after the other, not as stacks"""
     participation: Annotated[float, Field(gt=0, le=1)] = key(1.0, affects="result", only_if=(_FEDERATED,))
     """the fraction of clients in a round, at least one"""
 

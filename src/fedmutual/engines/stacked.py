@@ -5,15 +5,11 @@ Several runs can share one stack of all their clients.
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, Literal, NoReturn
-
-import torch
+from typing import Any, NoReturn
 
 from fedmutual.core import At, Client, Message, Phase, Spec
-from fedmutual.cpu import compute_on_cpu
 from fedmutual.engines.base import Make, Replies, Reply, participate
 from fedmutual.engines.graphs import Graphs, Work
 from fedmutual.engines.group import Group, PhaseInput, describe_tensors, identify_loss, list_inputs
@@ -22,7 +18,7 @@ from fedmutual.engines.loop import PhaseOrder, RunPhase
 from fedmutual.engines.stack import group_alike
 from fedmutual.errors import shorten_error
 from fedmutual.models.copying import BoundHook, copy_networks
-from fedmutual.stepping import rate, steps
+from fedmutual.stepping import rate
 
 Training = Generator[PhaseOrder, RunPhase, None]
 """A run: yields the order of each phase, and receives a function that runs the phase."""
@@ -52,22 +48,15 @@ class Stacked(InProcess):
 class Stacker:
     """Runs a phase of many clients together; the clients may belong to several runs.
 
-    compile: use torch.compile. turns: step clients in turns, not as one stack. obstacle: why no stack can hold the
-    clients, as a clause for the user; "": stacks can. capture: captures the steps of a stack, as
-    `make_capture` returns it; None: steps are not captured.
+    compile: use torch.compile. obstacle: why no stack can hold the clients, as a clause for the user; "": stacks can.
+    capture: captures the steps of a stack, as `make_capture` returns it; None: steps are not captured.
     """
 
-    def __init__(
-        self,
-        compile: bool = False,
-        turns: bool = False,
-        obstacle: str = "",
-        capture: Callable[[Work], Work] | None = None,
-    ) -> None:
-        self._compile, self._turns, self._obstacle, self._capture = compile, turns, obstacle, capture
+    def __init__(self, compile: bool = False, obstacle: str = "", capture: Callable[[Work], Work] | None = None) -> None:
+        self._compile, self._obstacle, self._capture = compile, obstacle, capture
         self.clients: list[Client] = []
         self.remarks: list[str] = []
-        self._modes: dict[Any, Literal["stacked", "turns", "alone"]] = {}
+        self._are_stackable: dict[Any, bool] = {}
 
     @cached_property
     def _groups(self) -> list[Group]:
@@ -90,35 +79,33 @@ class Stacker:
         for group in self._groups:
             here = [remaining[id(client)] for client in group.clients if id(client) in remaining]
             for together in _group_by_key(here):
-                mode = self._choose_mode(group, together)
-                stepping = group.begin(together) if mode == "stacked" else None
-                if stepping is None and mode != "turns":
-                    continue
-                for part in together:
-                    del remaining[id(part.client)]
-                yield from step_in_turns(together) if stepping is None else stepping.run()
+                stepping = group.begin(together) if self._can_stack(group, together) else None
+                if stepping is not None:
+                    for part in together:
+                        del remaining[id(part.client)]
+                    yield from stepping.run()
         for part in remaining.values():
             yield part, partial(participate, part.client, part.phase, part.inbox, part.declared, part.at)
 
-    def _choose_mode(self, group: Group, parts: Sequence[PhaseInput]) -> Literal["stacked", "turns", "alone"]:
-        """Return how these clients step in this phase: as one stack, in turns, or one after the other.
+    def _can_stack(self, group: Group, parts: Sequence[PhaseInput]) -> bool:
+        """Return whether these clients step in this phase as one stack, not one after the other.
 
         Whether vmap supports the phase is tried once, on copies of two clients. Times do not decide, so that equal runs have
         equal bits.
         """
         if len(parts) < 2:
-            return "alone"
+            return False
         key = id(group), identify_loss(parts[0])
-        if key not in self._modes:
+        if key not in self._are_stackable:
             try:
                 check_stackable(parts[:2])
-                self._modes[key] = "turns" if self._turns else "stacked"
+                self._are_stackable[key] = True
             except Exception as problem:  # whatever a network's or an algorithm's code may do
                 names = ", ".join(dict.fromkeys(p.client.id for p in parts))
                 why = f"vmap refuses ({shorten_error(problem)})"
                 self.remarks.append(f"clients {names} step one after the other, not stacked: {why}")
-                self._modes[key] = "alone"
-        return self._modes[key]
+                self._are_stackable[key] = False
+        return self._are_stackable[key]
 
 
 def _can_copy(client: Client) -> bool:
@@ -149,45 +136,6 @@ def check_stackable(parts: Sequence[PhaseInput]) -> None:
     if stepping is not None:
         stepping.take(most=1)
         stepping.read_curves()
-
-
-def step_in_turns(parts: Sequence[PhaseInput]) -> Iterator[tuple[PhaseInput, Callable[[], Reply]]]:
-    """Run a phase as `stepping.work` does, one step of each client in turn; yield as `Stacker.train` as clients finish.
-
-    On a GPU each client has its own CUDA stream: kernels of one client run while another client's stream waits. The
-    exception of a client does not stop the others. Networks that draw random numbers are not supported: the clients would
-    share one random generator.
-    """
-    remaining = [(part, steps(part.phase, part.client, part.inbox, part.at), _make_stream(part)) for part in parts]
-    while remaining:
-        for entry in list(remaining):
-            part, stepping, stream = entry
-            try:
-                with _use(stream):
-                    next(stepping)
-                continue
-            except StopIteration as done:
-                reply: Callable[[], Reply] = partial(part.release, done.value)
-            except Exception as problem:  # of this client alone
-                reply = partial(_raise, problem)
-            if stream is not None:  # let later work on the device wait for the work on this stream
-                torch.cuda.current_stream(stream.device).wait_stream(stream)
-            remaining.remove(entry)
-            yield part, reply
-
-
-def _make_stream(part: PhaseInput) -> torch.cuda.Stream | None:
-    """Return a stream that waits for the work queued on the device so far; None on a device without streams."""
-    device = next(p.device for net in part.client.nets.values() for p in net.parameters())
-    if device.type != "cuda":
-        return None
-    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream(device))
-    return stream
-
-
-def _use(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:
-    return compute_on_cpu() if stream is None else torch.cuda.stream(stream)
 
 
 def _raise(problem: Exception) -> NoReturn:
