@@ -33,7 +33,7 @@ from fedmutual.algorithms import MOON, SCAFFOLD, Ditto, FedALA, FedAvg, FedGH, F
 from fedmutual.core import Batch, Client, Message, Phase
 from fedmutual.engines.inprocess import InProcess
 from fedmutual.engines.loop import federate
-from fedmutual.federation.plan import RoundPlan
+from fedmutual.federation.experiment import RoundPlan
 
 SIZES = {"0": 24, "1": 40, "2": 32}  # multiples of the batch size, because PFLlib drops a last batch that is not full
 BATCH, EPOCHS, HEAD_EPOCHS, ROUNDS, RATE, PULL = 8, 2, 2, 3, 0.1, 0.5

@@ -26,8 +26,7 @@ from fedmutual.engines.child_process import start_fork_server_early
 from fedmutual.engines.loop import federate
 from fedmutual.events import Event, Observer, RoundDone, Started
 from fedmutual.federation.build import build
-from fedmutual.federation.experiment import Experiment
-from fedmutual.federation.plan import RoundPlan
+from fedmutual.federation.experiment import Experiment, RoundPlan
 from fedmutual.rundir.logs import Ledger
 from fedmutual.studies.run import EngineHandle
 from fedmutual.studies.study import run

@@ -23,7 +23,7 @@ from fedmutual.engines.ray import Cluster
 from fedmutual.engines.stacked import Stacked, Stacker
 from fedmutual.errors import ConfigError
 from fedmutual.events import Event
-from fedmutual.federation.plan import RoundPlan
+from fedmutual.federation.experiment import RoundPlan
 from fedmutual.optimizers import COMMON
 
 

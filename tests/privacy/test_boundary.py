@@ -11,8 +11,8 @@ from fedmutual.algorithms import FML, FedAvg, Independent
 from fedmutual.boundary import Refused, release
 from fedmutual.engines.base import evaluate_client
 from fedmutual.events import PhaseDone, Replied
-from fedmutual.federation.boundary_exempt import find_exempt_tensors
 from fedmutual.federation.evaluation import EvalSpec
+from fedmutual.federation.networks import find_exempt_tensors
 from fedmutual.losses import Classification
 from toy import FEATURES, Rows, client, federation, mlp, server, weights
 

@@ -24,7 +24,7 @@ from fedmutual.events import (
     Started,
 )
 from fedmutual.federation.evaluation import COPY
-from fedmutual.federation.plan import Judge, RoundPlan
+from fedmutual.federation.experiment import Judge, RoundPlan
 from fedmutual.rundir.schema import SEED
 
 R = TypeVar("R")

@@ -1,7 +1,7 @@
 """An experiment: the clients with data, nets and optimisers, the server's first state, and the evaluations."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,16 +22,42 @@ from fedmutual.core import Algorithm, Bench, Client, Data, Diverged, Message, Re
 from fedmutual.errors import ConfigError, DataError
 from fedmutual.events import Score
 from fedmutual.federation import evaluation
-from fedmutual.federation.boundary_exempt import find_exempt_tensors
 from fedmutual.federation.evaluation import EVAL_MODE_FIX, ROWS, EvalSpec, forward_in_parts, score
-from fedmutual.federation.networks import Networks, Workload
-from fedmutual.federation.plan import Judge, RoundPlan
+from fedmutual.federation.networks import Networks, Workload, find_exempt_tensors
 from fedmutual.losses import BuiltIn
 from fedmutual.models.copying import copy_networks
 from fedmutual.privacy import rules
 from fedmutual.privacy.mechanism import Mechanism
+from fedmutual.rundir.best import BestRule
 from fedmutual.scores import drop_values
 from fedmutual.settings import COMMON_OPTIMIZERS
+
+Judge = Callable[[Message, int], tuple[Score, tuple[str, ...]]]
+"""Return the score of the complete shared model on the federation's test set, and remarks; the round counts from 1.
+
+Raises:
+    Diverged: outputs of the shared model are not finite, in a run without noise.
+"""
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """The settings of one run, read only by the round loop."""
+
+    algorithm: Algorithm
+    seed: int
+    rounds: int
+    clients: tuple[str, ...]
+    notes: tuple[str, ...]  # as in `Started`
+    participation: float  # the fraction of clients that take part in a round
+    evaluate_every: int
+    evaluations: Mapping[str, tuple[EvalSpec, ...]]  # evaluations that run at each client
+    seeds: Mapping[str, int]  # bytes of public data that each client sent before round 1; empty without public data
+    homes: Mapping[str, Path]  # each client's folder for its best weights and for scores that are not shared
+    bench: Bench | None = None  # for algorithms that train at the server
+    choices: tuple[str, ...] = ()  # as in `Started`
+    keep: BestRule | None = None  # how the best weights are chosen; None: they are not saved
+    is_over: Callable[[], bool] = lambda: False  # whether the recorded scores end the run before its last round
 
 
 @dataclass(frozen=True)

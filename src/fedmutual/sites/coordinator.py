@@ -22,9 +22,8 @@ from fedmutual.engines.loop import count_bytes, federate
 from fedmutual.errors import RunError, UserError
 from fedmutual.events import Event, Failed, Noted, Observer, PhaseDone, RoundDone
 from fedmutual.federation.description import describe_federation, describe_space
-from fedmutual.federation.experiment import Experiment, list_leaves
+from fedmutual.federation.experiment import Experiment, RoundPlan, list_leaves
 from fedmutual.federation.networks import Networks
-from fedmutual.federation.plan import RoundPlan
 from fedmutual.rundir import folder as folders
 from fedmutual.rundir.checkpoint import Checkpoints, read_checkpoint, restore_server
 from fedmutual.rundir.file_names import CONFIG, ENVIRONMENT, LEDGER, METRICS, SUMMARY
