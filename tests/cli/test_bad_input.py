@@ -253,7 +253,7 @@ def test_a_stop_keeps_what_is_saved_and_says_how_to_go_on(small, cli, monkeypatc
     assert code == 130
     assert err.splitlines()[-1].startswith("error: stopped by hand; saved rounds are kept; resume with: ")
     command = shlex.split(err.split("resume with: ")[1])
-    assert command == ["fedmutual", "run", str(small), "--out", "runs/small", "--resume"]
+    assert command == ["fedmutual", "run", str(small), "--resume"]
     assert json.loads((small.parent / "runs/small/checkpoint.json").read_text())["round"] == 1
     cli.run("run", small, "--resume")
     assert "resumed, going on with round 2 of 3" in (small.parent / "runs/small/log.txt").read_text()

@@ -27,9 +27,9 @@ def test_ctrl_c_and_sigterm_end_them_in_the_middle_of_a_round(tmp_path):
         fed.submit()
         fed.round(2)
         for name, sent_signal, code, message in (
-            ("south", signal.SIGINT, 130, "stopped by Ctrl-C; saved rounds are kept"),
+            ("south", signal.SIGINT, 130, "stopped by hand; saved rounds are kept"),
             ("server", signal.SIGTERM, 143, "stopped by SIGTERM; saved rounds are kept"),
-            ("north", signal.SIGINT, 130, "stopped by Ctrl-C; saved rounds are kept"),  # whose server is gone
+            ("north", signal.SIGINT, 130, "stopped by hand; saved rounds are kept"),  # whose server is gone
         ):
             jobs = fed.job(name)
             assert jobs or name == "north", f"{name} was to be in a job"

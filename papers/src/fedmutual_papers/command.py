@@ -1,7 +1,5 @@
 """The command `fedmutual reproduce`, which `fedmutual` finds by the entry point of this distribution."""
 
-import shlex
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -95,7 +93,7 @@ def reproduce(
     changed = dict(parse_override(text) for text in set or ()) | ({"engine.name": engine} if engine else {})
     expect_workers([changed.get("engine.name", "auto")], jobs)
     folder = out_folder or Path("runs") / "reproduce"
-    with show_progress(f"{shlex.join(('fedmutual', *sys.argv[1:]))}") as watch:
+    with show_progress(option="") as watch:
         failed = command.train(id, only or (), seeds or 3, rounds, changed, folder, results, root, watch.observe, out, jobs)
     if failed:
         exit_with_error(f"{len(failed)} runs have no numbers: {'; '.join(failed)}", Code.DIVERGED)

@@ -15,7 +15,6 @@ from fedmutual.cli.terminal import (
     Code,
     err,
     exit_with_error,
-    format_resume_command,
     out,
     print_text,
     print_warning,
@@ -133,12 +132,10 @@ def adapt(
     from fedmutual.studies import adapt
 
     overrides = parse_settings(set) | ({} if rounds is None else {"rounds": rounds})
-    words = ["--data", str(newcomer), "--examples", examples, "--seeds", str(seeds)]
-    words += [word for key, value in (("--fedavg", fedavg), ("--rounds", rounds)) if value for word in (key, str(value))]
     folder = out_folder or Path("runs") / f"{adapt.name_newcomer(newcomer, overrides)}-adapt"
     sizes = adapt.parse_sizes(examples)
     start_fork_server_early()
-    with show_progress(format_resume_command("adapt", set, folder, str(run), *words)) as watch:
+    with show_progress() as watch:
         adapt.adapt(run, newcomer, folder, sizes, seeds, fedavg, resume, overrides, watch.observe)
     conclude.print_adaptation(folder, folder / "report.html")
 

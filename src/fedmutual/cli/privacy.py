@@ -7,7 +7,7 @@ import typer
 from rich.markup import escape
 
 from fedmutual.cli.arguments import Set, TrustCode, parse_settings
-from fedmutual.cli.terminal import Code, Terminated, err, exit_with_error, make_table, out, print_text, stop_on_sigterm
+from fedmutual.cli.terminal import Code, describe_stop, err, exit_with_error, make_table, out, print_text, stop_on_sigterm
 from fedmutual.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -121,8 +121,8 @@ def audit(
         with stop_on_sigterm():
             result = audit_run(run, shadows, folder, trust_code, lambda step: err.print(step, highlight=False, markup=False))
     except KeyboardInterrupt as stop:
-        code = Code.TERMINATED if isinstance(stop, Terminated) else Code.STOPPED
-        exit_with_error("stopped; nothing was written", code)
+        how, code = describe_stop(stop)
+        exit_with_error(f"{how}; nothing was written", code)
     out.print(make_sheet(make_membership_table(result)))
     for sentence in make_sentences(result):
         print_text(sentence)

@@ -5,29 +5,32 @@ import math
 import os
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from fedmutual.cli.terminal import (
     Code,
-    Terminated,
+    describe_stop,
     err,
     exit_with_error,
     is_json,
     log_json,
+    make_table,
     out,
     print_text,
     print_warning,
     stop_on_sigterm,
 )
-from fedmutual.errors import RunError
+from fedmutual.errors import RunError, format_count
 
 if TYPE_CHECKING:
     from fedmutual.sites.flare import kits
+    from fedmutual.sites.ledger import Line
     from fedmutual.sites.site_runtime import SiteRuntime
 
 _LOOK = 1.0  # seconds to wait for the lock of a state folder, which `watch` holds for an instant when it looks
@@ -249,7 +252,6 @@ def ledger(
 
     Successive rounds with equal messages are shown in one line.
     """
-    from fedmutual.cli import ledger as tables
     from fedmutual.sites import ledger
 
     folder = ledger.find_ledger(path)
@@ -257,9 +259,36 @@ def ledger(
     if as_json:
         typer.echo(json.dumps({"folder": str(folder), "totals": ledger.count_totals(lines), "left": lines}))
         return
-    out.print(tables.make_tensor_table(lines) if full else tables.make_ledger_table(ledger.summarise_ledger(lines)))
-    for line in tables.describe_total(lines):
-        print_text(line)
+    out.print(_make_tensor_table(lines) if full else _make_ledger_table(ledger.summarise_ledger(lines)))
+    for to, counts in ledger.count_totals(lines).items():
+        messages = format_count(counts["messages"], "message")
+        print_text(f"to {to}: {messages} of {counts['bytes']:,} bytes, of which tensors {counts['tensors']:,}")
+
+
+def _make_ledger_table(rows: Iterable[Mapping[str, Any]]) -> Table:
+    """Return a table with one line for each kind of message, with the rounds in which messages of this kind left."""
+    table = make_table("round", "what", "to", "messages", "tensors", "bytes each", texts=3, padding=(0, 1, 0, 0))
+    table.add_column("beside them", overflow="fold")
+    table.add_column("bytes in all", justify="right", no_wrap=True)
+    for row in rows:
+        first, last = row["first"], row["last"]
+        rounds = f"{first}-{last}" if last > first else str(first) if first else "start"
+        size, count = f"{row['size']:,}" if row["tensors"] else "-", str(row["tensors"] or "-")
+        beside = escape(", ".join(row["beside"])) or "-"
+        texts = map(escape, (rounds, row["what"], row["to"]))
+        table.add_row(*texts, f"{row['messages']:,}", count, size, beside, f"{row['bytes']:,}")
+    return table
+
+
+def _make_tensor_table(lines: Sequence["Line"]) -> Table:
+    """Return a table with one line for each tensor of each message."""
+    table = make_table("round", "phase", "to", "tensor", "type", "shape", "bytes", "sha256", texts=6, padding=(0, 1, 0, 0))
+    for line in lines:
+        for tensor in line["tensors"]:
+            shape = "x".join(map(str, tensor["shape"])) or "one"
+            texts = map(escape, (str(line["round"]), str(line["phase"]), line["to"], tensor["name"], tensor["dtype"], shape))
+            table.add_row(*texts, f"{tensor['bytes']:,}", tensor["sha256"])
+    return table
 
 
 def doctor(
@@ -341,7 +370,7 @@ def watch(
             with stop_on_sigterm():
                 page.serve_forever()
         except KeyboardInterrupt as interrupt:
-            sys.exit(Code.TERMINATED if isinstance(interrupt, Terminated) else Code.STOPPED)
+            sys.exit(describe_stop(interrupt)[1])
 
 
 def _parse_module_names(names: list[str] | None) -> list[str]:
@@ -404,13 +433,13 @@ def _run_until_stopped(kit: "kits.Kit", state: Path, pointer: Mapping[str, Any],
         except RunError as problem:
             print_text(f"{problem}. Saved rounds are kept", soft_wrap=True)
             return Code.BAD_INPUT
-        is_sigterm = isinstance(interrupt, Terminated)
-        text = f"stopped by {'SIGTERM' if is_sigterm else 'Ctrl-C'}; saved rounds are kept"
+        how, stop_code = describe_stop(interrupt)
+        text = f"{how}; saved rounds are kept"
         if is_json():
             print_text(text)
         else:
             err.print(text, highlight=False, markup=False)
-        return Code.TERMINATED if is_sigterm else Code.STOPPED
+        return stop_code
 
     try:
         with stop_on_sigterm():

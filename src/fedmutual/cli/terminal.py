@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich import box
@@ -87,21 +86,16 @@ def exit_with_error(problem: object, code: Code) -> NoReturn:
     sys.exit(code)
 
 
-def format_resume_command(command: str, settings: list[str] | None, folder: Path, *arguments: str) -> str:
-    """Return the command that resumes from the last saved round, quoted for a shell."""
-    sets = [word for setting in settings or () for word in ("--set", setting)]
-    return shlex.join(("fedmutual", command, *arguments, *sets, "--out", str(folder), "--resume"))
-
-
 @contextmanager
 def show_progress(
-    command: str, line: "Callable[[tuple[Score, ...]], str] | None" = None, runs: int = 1
+    line: "Callable[[tuple[Score, ...]], str] | None" = None, runs: int = 1, option: str = "--resume"
 ) -> Iterator["ProgressDisplay"]:
     """Show the progress of runs. After a stop or an error of training, print one sentence and exit.
 
     Errors of training: `Diverged`, `Disagreed`, `Refused`. A UserError is raised unchanged.
 
-    command: the command that resumes. line: formats the scores of an evaluation. runs: the number of runs of the command.
+    line: formats the scores of an evaluation. runs: the number of runs of the command. option: with which this command,
+    given again, resumes; "": without any.
     """
     from fedmutual.boundary import Refused
     from fedmutual.core import Disagreed, Diverged
@@ -113,9 +107,9 @@ def show_progress(
         with stop_on_sigterm(), watch:
             yield watch
     except KeyboardInterrupt as stop:
-        how, code = "stopped by hand", Code.STOPPED
-        if isinstance(stop, Terminated):
-            how, code = "stopped by SIGTERM", Code.TERMINATED
+        how, code = describe_stop(stop)
+        given = ["fedmutual", *sys.argv[1:]]
+        command = shlex.join(given if not option or option in given else [*given, option])
         exit_with_error(f"{how}; saved rounds are kept; resume with: {command}", code)
     except Diverged as problem:
         label = watch.failed.get(problem)
@@ -130,6 +124,11 @@ def show_progress(
 
 class Terminated(KeyboardInterrupt):
     """The process received SIGTERM, which a cluster, a container or `kill` sends."""
+
+
+def describe_stop(stop: KeyboardInterrupt) -> tuple[str, Code]:
+    """Return how a user or another process stopped this one, for a sentence, and the exit code."""
+    return ("stopped by SIGTERM", Code.TERMINATED) if isinstance(stop, Terminated) else ("stopped by hand", Code.STOPPED)
 
 
 @contextmanager

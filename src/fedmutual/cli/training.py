@@ -1,7 +1,6 @@
 """The commands that train: run, compare, worth, sweep and demo. `demo` prints before torch is imported, which takes long."""
 
 import shlex
-from collections.abc import Sequence
 from importlib.resources import as_file, files
 from itertools import count
 from pathlib import Path
@@ -28,7 +27,7 @@ from fedmutual.cli.arguments import (
     parse_settings,
     read_config,
 )
-from fedmutual.cli.terminal import err, format_resume_command, out, print_text, show_progress
+from fedmutual.cli.terminal import err, out, print_text, show_progress
 from fedmutual.engines.child_process import expect_workers, start_fork_server_early
 from fedmutual.errors import ConfigError, join_words
 from fedmutual.role import LOCAL_ONLY
@@ -71,7 +70,7 @@ def run(
     folder = out_folder or Path("runs") / config.name
     expect_workers([config.engine.name])
     runs = list_runs(config, folder)
-    with show_progress(format_resume_command("run", set, folder, str(file)), runs=len(runs)) as watch:
+    with show_progress(runs=len(runs)) as watch:
         train_runs(runs, resume, watch.observe)
     if config.records.evaluate_on == "holdout":
         print_text(
@@ -133,10 +132,7 @@ def compare(
             )
         config = read_config(file, set)
         folder = out_folder or Path("runs") / f"{config.name}-join"
-        words = (str(file), "--join", join, "--seeds", str(seeds), "--runs", str(runs))
-        trained = _train_coalitions(
-            "compare", config, set, folder, words, resume, jobs, seeds=seeds, most=runs, joining=join
-        )
+        trained = _train_coalitions(config, folder, resume, jobs, seeds=seeds, most=runs, joining=join)
         conclude.print_worth(trained, folder, joining=join)
         return
     overrides = parse_settings(set)
@@ -152,10 +148,6 @@ def compare(
     config, names, method_settings = _choose_methods(file, methods, overrides)
     expect_workers([config.engine.name], jobs)
     folder = out_folder or Path("runs") / f"{config.name}-compare"
-    chosen = () if methods is None else ("--methods", methods)
-    options = [*chosen, "--seeds", str(seeds), *(() if tune is None else ("--tune", str(tune)))]
-    options += [*["--random"] * random, *["--halving"] * halving]
-    command = format_resume_command("compare", set, folder, str(file), *options)
     tuned = None
     if tune is not None:
         each = "" if len(list_runs(config, folder)) == 1 else " in each fold"
@@ -164,7 +156,7 @@ def compare(
             f"{config.seed}; rows held out of the clients' training data choose",
             soft_wrap=True,
         )
-        with show_progress(command, format_holdout_scores) as watch:
+        with show_progress(format_holdout_scores) as watch:
             tuned = comparing.tune(
                 config, names, tune, folder, resume, watch.observe, method_settings, overrides.keys(), jobs, search, ranges
             )
@@ -180,7 +172,7 @@ def compare(
                 f"another rate may be better; raise --tune {tune}, or set optimizer.lr nearer to the best rate",
                 soft_wrap=True,
             )
-    with show_progress(command, runs=len(names) * seeds * len(list_runs(config, folder))) as watch:
+    with show_progress(runs=len(names) * seeds * len(list_runs(config, folder))) as watch:
         done = comparing.compare(config, names, seeds, folder, resume, watch.observe, method_settings, tuned, jobs)
     conclude.print_comparison([(config.name, [run.folder for run in done])], folder / "report.html")
 
@@ -217,24 +209,12 @@ def worth(
         return
     config = read_config(place, set)
     folder = out_folder or Path("runs") / f"{config.name}-worth"
-    words = [str(place), "--seeds", str(seeds), "--runs", str(runs), "--precision", str(precision)]
-    words += ["--left-out"] if left_out else []
-    trained = _train_coalitions(
-        "worth", config, set, folder, words, resume, jobs, precision, seeds=seeds, most=runs, only_left_out=left_out
-    )
+    trained = _train_coalitions(config, folder, resume, jobs, precision, seeds=seeds, most=runs, only_left_out=left_out)
     conclude.print_worth(trained, folder, as_json)
 
 
 def _train_coalitions(
-    command: str,
-    config: "Config",
-    set: list[str] | None,
-    folder: Path,
-    words: Sequence[str],
-    resume: bool,
-    jobs: int | None,
-    precision: float = 0.0,
-    **options: Any,
+    config: "Config", folder: Path, resume: bool, jobs: int | None, precision: float = 0.0, **options: Any
 ) -> list[Path]:
     """Print how many runs there are, train them, and return their folders. options: of `plan_worth`."""
     from fedmutual.studies.worth import plan_worth, train_worth
@@ -242,7 +222,7 @@ def _train_coalitions(
     plan = plan_worth(config, folder, **options)
     expect_workers([config.engine.name], jobs)
     err.print(plan.cost, highlight=False, markup=False, soft_wrap=True)
-    with show_progress(format_resume_command(command, set, folder, *words), runs=len(plan.folders)) as watch:
+    with show_progress(runs=len(plan.folders)) as watch:
         return train_worth(plan, resume, watch.observe, jobs, precision)
 
 
@@ -308,9 +288,7 @@ def sweep(
 
     plan = plan_sweep(file, read_grid(set or []), seeds, by.value if by else None, out_folder, trials, halving)
     expect_workers([setting.config.engine.name for setting in plan.combinations], jobs)
-    words = [*(("--by", by.value) if by else ()), *(("--trials", str(trials)) if trials else ()), *["--halving"] * halving]
-    command = format_resume_command("sweep", set, plan.study.out, str(file), "--seeds", str(seeds), *words)
-    with show_progress(command, format_holdout_scores, runs=plan.most_trainings) as watch:
+    with show_progress(format_holdout_scores, runs=plan.most_trainings) as watch:
         result = train_sweep(plan, resume, watch.observe, jobs)
     conclude.print_sweep(result, file)
 
@@ -350,8 +328,7 @@ def demo(
         with as_file(files("fedmutual") / "demo" / f"{name}.toml") as file:
             config = fedmutual.load_config(file)
         studies[name] = Study(list_variants(config, methods), list_seeds(config, seeds), folder / name)
-    command = format_resume_command("demo", None, folder, "--seeds", str(seeds))
     queue = {k: v for study in studies.values() for k, v in study.runs.items()}  # one, so that no core waits between studies
-    with show_progress(command, runs=runs) as watch:
+    with show_progress(runs=runs) as watch:
         train_runs(queue, resume, watch.observe, jobs, seconds=_SECONDS_PER_RUN)
     conclude.print_comparison([(name, [*study.runs]) for name, study in studies.items()], page)
