@@ -285,7 +285,7 @@ def score_under_noise(run: Run, deviations: Sequence[float]) -> dict[str, tuple[
         return loss, accuracy
 
     def add_noise(deviation: float) -> nn.Module:
-        shaken = copy_networks(trained, share_objects=True)
+        shaken = copy_networks(trained)
         for p in shaken.parameters():
             p.add_(torch.randn(p.shape, generator=rng) * p.square().mean().sqrt(), alpha=deviation)
         return shaken

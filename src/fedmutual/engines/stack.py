@@ -53,7 +53,7 @@ class Stack:
     def __init__(self, clients: Sequence[Client], net: str) -> None:
         self._clients, self._net, self.count = clients, net, len(clients)
         nets = [client.nets[net] for client in clients]
-        self.skeleton = copy_networks(nets[0], share_objects=True)  # not on the meta device: that unties tied parameters
+        self.skeleton = copy_networks(nets[0])  # not on the meta device: that unties tied parameters
         params, buffers = stack_module_state(nets)
         frozen = {k for k, p in nets[0].named_parameters() if not p.requires_grad}
         self.params: Message = {k: p.detach().requires_grad_() for k, p in params.items() if k not in frozen}

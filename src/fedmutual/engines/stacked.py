@@ -17,7 +17,7 @@ from fedmutual.engines.inprocess import InProcess
 from fedmutual.engines.loop import PhaseOrder, RunPhase
 from fedmutual.engines.stack import group_alike
 from fedmutual.errors import shorten_error
-from fedmutual.models.copying import BoundHook, copy_networks
+from fedmutual.models.copying import copy_networks
 from fedmutual.stepping import rate
 
 Training = Generator[PhaseOrder, RunPhase, None]
@@ -110,8 +110,8 @@ class Stacker:
 
 def _can_copy(client: Client) -> bool:
     try:
-        copy_networks(client.nets, share_objects=True)
-    except BoundHook:
+        copy_networks(client.nets)
+    except Exception:  # a network may hold objects of any kind
         return False
     return True
 
@@ -129,7 +129,7 @@ def check_stackable(parts: Sequence[PhaseInput]) -> None:
     """Take the first step of copies of these clients, stacked. Raise what vmap raises if vmap does not support the phase."""
     copies = []
     for part in parts:
-        nets, optimizers = copy_networks((part.client.nets, part.client.optimizers), share_objects=True)
+        nets, optimizers = copy_networks((part.client.nets, part.client.optimizers))
         client = replace(part.client, nets=nets, optimizers=optimizers, memory=dict(part.client.memory))
         copies.append(part._replace(client=client))
     stepping = Group([part.client for part in copies]).begin(copies)

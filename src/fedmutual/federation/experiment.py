@@ -25,7 +25,7 @@ from fedmutual.federation import evaluation
 from fedmutual.federation.evaluation import EVAL_MODE_FIX, ROWS, EvalSpec, forward_in_parts, score
 from fedmutual.federation.networks import Networks, Workload, find_exempt_tensors
 from fedmutual.losses import BuiltIn
-from fedmutual.models.copying import copy_networks
+from fedmutual.models.copying import copy_or_make
 from fedmutual.privacy import rules
 from fedmutual.privacy.mechanism import Mechanism
 from fedmutual.rundir.best import BestRule
@@ -393,12 +393,15 @@ class Experiment:
         for name, net in nets.items():
             try:
                 one = map_inputs(lambda x: x[:1], self._make_examples(id))
-                call_network(copy_networks(net, share_objects=True).train(), one)
+                call_network(self._copy(net, name, id).train(), one)
             except ValueError as problem:
                 raise ConfigError(
                     f"the batches of client {id!r} have one example, and the {name} network cannot be trained on one "
                     f"example ({problem}); increase training.batch_size, or give the client more examples"
                 ) from None
+
+    def _copy(self, net: nn.Module, name: str, id: str) -> nn.Module:
+        return copy_or_make(net, lambda: self.nets.build_for(id)[name])
 
     def _check_ids(self, id: str, nets: Mapping[str, nn.Module]) -> None:
         """Raise DataError if a net refuses integers of the client's rows: in a stack they would read another's weights.
@@ -410,7 +413,7 @@ class Experiment:
         for kind, rows in ((k, r) for k, r in views.items() if len(r)):
             places, low, high = _find_extreme_rows(rows)
             for net_name, net in nets.items():
-                tried = copy_networks(net, share_objects=True).cpu().eval()
+                tried = self._copy(net, net_name, id).cpu().eval()
                 try:
                     with torch.no_grad():
                         for x, *_ in rows.rows(torch.split(places, ROWS)):

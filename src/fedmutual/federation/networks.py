@@ -1,6 +1,7 @@
 """The networks of each client, their weights before round 1, what they cost, and which tensors start equal."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +19,6 @@ from fedmutual.core import At, Message
 from fedmutual.data.space import Space
 from fedmutual.errors import ConfigError
 from fedmutual.models import Weights
-from fedmutual.models.copying import copy_networks
 from fedmutual.models.own import find_ending
 from fedmutual.models.splice import build_meme, list_shared_tensors
 from fedmutual.optimizers import skip_dynamo
@@ -384,9 +384,8 @@ def _list_input_statistics(net: nn.Module, examples: Inputs) -> set[str]:
     norms = {name: m for name, m in net.named_modules() if isinstance(m, _NormBase) and m.running_mean is not None}
     if not norms:
         return set()
-    probe, statistics = copy_networks(net, share_objects=True).eval(), set[str]()
-    norms = {name: probe.get_submodule(name) for name in norms}  # type: ignore[misc]
-    x = map_inputs(lambda one: one.to(next(probe.buffers()).device), examples)
+    statistics, was_training = set[str](), net.training
+    x = map_inputs(lambda one: one.to(next(net.buffers()).device), examples)
     # equal numbers, such as zeros, would stay equal through a layer without a bias
     compared = [one for one in list_tensors(x) if not is_constant(one)]
 
@@ -394,8 +393,10 @@ def _list_input_statistics(net: nn.Module, examples: Inputs) -> set[str]:
         if any(layer_input.numel() == one.numel() and torch.equal(layer_input.flatten(), one.flatten()) for one in compared):
             statistics.update((f"{name}.running_mean", f"{name}.running_var"))
 
-    for name, module in norms.items():
-        module.register_forward_pre_hook(lambda _, inputs, name=name: compare_input(name, inputs[0]))
-    with torch.random.fork_rng():
-        call_network(probe, x)
+    with torch.random.fork_rng(), ExitStack() as hooks:
+        for name, module in norms.items():
+            hook = module.register_forward_pre_hook(lambda _, inputs, name=name: compare_input(name, inputs[0]))
+            hooks.callback(hook.remove)
+        call_network(net.eval(), x)
+    net.train(was_training)
     return statistics

@@ -24,7 +24,7 @@ from fedmutual.config import Config
 from fedmutual.core import format_tensor
 from fedmutual.errors import ConfigError, format_error
 from fedmutual.models import libraries, networks, pretrained
-from fedmutual.models.copying import BoundHook, copy_networks, describe_network
+from fedmutual.models.copying import copy_or_make, describe_network
 from fedmutual.models.own import make_user_network
 from fedmutual.models.pretrained import Weights, find_name
 from fedmutual.user_code.plugins import LIBRARIES
@@ -222,7 +222,7 @@ def _check_network(
 ) -> None:
     """Run a forward pass in eval mode, and a forward and backward pass in training mode on a copy.
 
-    make: makes another network, which is tried in place of a copy if a hook refers to the network.
+    make: as `copy_or_make` takes it.
 
     Raises:
         ValueError: a pass fails, or the output is not logits of one of the forms.
@@ -231,15 +231,7 @@ def _check_network(
         _forward(net.eval(), name, examples, forms, "")
         if forms[0] == (2,) and call_network(net, map_inputs(lambda x: torch.cat([x, x]), examples)).shape == (2, 4):
             raise ValueError("gives outputs [classes, batch]; return [batch, classes]")
-    try:
-        trained = copy_networks(net, share_objects=True).train()
-    except BoundHook:
-        trained = make().train()
-    except Exception as problem:  # a network may hold objects of any kind
-        raise ValueError(
-            f"cannot be copied: {format_error(problem)}; an object that cannot be copied, such as one with a lock, must not "
-            "hold layers or tensors: make them attributes of the network"
-        ) from problem
+    trained = copy_or_make(net, make).train()
     output = _forward(trained, name, examples, forms, " in training mode")
     if output.requires_grad:
         try:
