@@ -143,7 +143,7 @@ def test_random_search_trains_equal_draws_once(nine):
     ("grid", "more", "message"),
     [
         ({"optimizer.lr": {"uniform": [0.1, 0.2]}}, {}, "has a range, of which not every value can be tried; say how many"),
-        ({"optimizer.lr": {"uniform": [0.2, 0.1]}}, {"trials": 3}, "the first end must be below the second"),
+        ({"optimizer.lr": {"uniform": [0.2, 0.1]}}, {"trials": 3}, "write two numbers, the smaller one first"),
         ({"optimizer.lr": [{"uniform": [0.1, 0.2]}, 0.5]}, {"trials": 3}, "a range stands alone, and here are 2 values"),
         ({"optimizer.lr": [0.5, {"uniform": [0.1, 0.2]}]}, {}, "has a range, of which not every value can be tried"),
         (

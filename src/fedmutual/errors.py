@@ -3,7 +3,8 @@
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 
 _LISTED_ROWS = 3  # unusable examples in a message
@@ -97,6 +98,12 @@ def format_line(problem: Exception, module: str) -> str:
 def format_count(number: int, noun: str) -> str:
     """Return a number with its noun: "1 client", "1,200 clients"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def suggest_name(name: str, known: Iterable[str], otherwise: str) -> str:
+    """Return the fix of an unknown name: "did you mean 'x'?" with the most similar known one; `otherwise` without one."""
+    near = get_close_matches(name, list(known), 1)
+    return f"did you mean {near[0]!r}?" if near else otherwise
 
 
 def join_words(words: Sequence[str], last: str = "and") -> str:

@@ -3,14 +3,13 @@
 import traceback
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from fedmutual.core import Task, format_tensor, get_target_kind
-from fedmutual.errors import AlgorithmError, ConfigError, format_error, format_line
+from fedmutual.errors import AlgorithmError, ConfigError, format_error, format_line, suggest_name
 from fedmutual.losses import BuiltIn, Classification, Cox, MultiLabel, Ordinal, Regression, Segmentation, Survival
 from fedmutual.metric import KINDS
 from fedmutual.user_code import plugins
@@ -45,8 +44,7 @@ def make_task(name: str, key: str = "training.task", outputs: Sequence[str] = ()
         named: Task = built_in.with_outputs(outputs) if outputs else built_in
         return named
     if ":" not in name:
-        near = get_close_matches(name, TASKS, 1)
-        fix = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(TASKS)}, and your own as 'module:Task'"
+        fix = suggest_name(name, TASKS, f"there are {', '.join(TASKS)}, and your own as 'module:Task'")
         raise ConfigError(f"key {key!r}: there is no task {name!r}; {fix}")
     kind = plugins.load(name, key)
     try:

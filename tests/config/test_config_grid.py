@@ -95,12 +95,12 @@ def test_draws_spread_over_their_range() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ([{"uniform": [0.5, 0.1]}], "the first end must be below the second; write {uniform=[0.1,0.5]} or one value"),
-        ([{"uniform": [0.5, 0.5]}], "the first end must be below the second"),
-        ([{"uniform": []}], "a range has two numbers, its ends; write {uniform=[0.001,0.1]}"),
-        ([{"uniform": [0.1, float("nan")]}], "a range has two numbers"),
-        ([{"integers": [1, 2.5]}], "a range has two whole numbers, its ends; write {integers=[1,5]}"),
-        ([{"log-uniform": [0, 1]}], "the ends of log-uniform must be above 0"),
+        ([{"uniform": [0.5, 0.1]}], "write two numbers, the smaller one first: {uniform=[0.1,0.9]}"),
+        ([{"uniform": [0.5, 0.5]}], "write two numbers, the smaller one first"),
+        ([{"uniform": []}], "write two numbers"),
+        ([{"uniform": [0.1, float("nan")]}], "write two numbers"),
+        ([{"integers": [1, 2.5]}], "write two whole numbers, the smaller one first: {integers=[1,5]}"),
+        ([{"log-uniform": [0, 1]}], "write two numbers above 0"),
         ([{"choices": []}], "there is nothing to choose from"),
         ([{"uniform": [0, 1]}, 0.5], "a range stands alone, and here are 2 values; give the range or a list"),
     ],

@@ -19,7 +19,13 @@ from fedmutual.errors import ConfigError
 Grid = Mapping[str, Any]
 """Dotted key -> a list of values to try, a value that is fixed, or a range: ``{"log-uniform": [0.001, 0.1]}``."""
 
-RANGES = ("uniform", "log-uniform", "integers", "choices")
+_FIXES = {
+    "uniform": "write two numbers, the smaller one first: {uniform=[0.1,0.9]}",
+    "log-uniform": "write two numbers above 0, the smaller one first: {log-uniform=[0.001,0.1]}",
+    "integers": "write two whole numbers, the smaller one first: {integers=[1,5]}",
+    "choices": "there is nothing to choose from; write {choices=[1,5]}",
+}
+RANGES = tuple(_FIXES)
 
 LEARNING_RATE = "optimizer.lr"
 _LONGEST = 100  # characters of a folder's name
@@ -108,11 +114,10 @@ def _draw_values(key: str, values: Sequence[Any], trials: int, seed: int) -> lis
     if ranges and len(values) > 1:
         raise ConfigError(f"key {key!r}: a range stands alone, and here are {len(values)} values; give the range or a list")
     kind, ends = next(iter(ranges[0].items())) if ranges else ("choices", values)
-    wrong = _find_fault(kind, ends)
-    if wrong:
-        raise ConfigError(f"key {key!r}: {format_value({kind: ends})}: {wrong}")
-    if kind == "choices":
+    if kind == "choices" and isinstance(ends, list | tuple) and ends:
         return [ends[n] for n in stream.integers(len(ends), size=trials)]
+    if not _is_drawable(kind, ends):
+        raise ConfigError(f"key {key!r}: {format_value({kind: ends})}: {_FIXES[kind]}")
     low, high = ends
     if kind == "integers":
         return [int(n) for n in stream.integers(low, high, size=trials, endpoint=True)]
@@ -124,21 +129,11 @@ def _draw_values(key: str, values: Sequence[Any], trials: int, seed: int) -> lis
     return [min(max(float(f"{value:.{digits}g}"), low), high) for value in drawn]
 
 
-def _find_fault(kind: str, ends: Any) -> str:
-    """Return what is wrong with a range, and how to write it; "" if it can be drawn from."""
-    if kind == "choices":
-        return "" if isinstance(ends, list | tuple) and ends else "there is nothing to choose from; write {choices=[1,5]}"
-    types = (int,) if kind == "integers" else (int, float)
-    if not isinstance(ends, list | tuple) or len(ends) != 2 or any(type(e) not in types or not -inf < e < inf for e in ends):
-        example = "[1,5]" if kind == "integers" else "[0.001,0.1]"
-        return f"a range has two {'whole ' if kind == 'integers' else ''}numbers, its ends; write {{{kind}={example}}}"
-    if not ends[0] < ends[1]:
-        return f"the first end must be below the second; write {{{kind}=[{ends[1]},{ends[0]}]}} or one value"
-    return (
-        "the ends of log-uniform must be above 0; write {log-uniform=[0.001,0.1]}"
-        if kind == "log-uniform" and ends[0] <= 0
-        else ""
-    )
+def _is_drawable(kind: str, ends: Any) -> bool:
+    """Return whether the ends of a range are two increasing numbers of its kind."""
+    types, least = (int,) if kind == "integers" else (int, float), 0 if kind == "log-uniform" else -inf
+    is_pair = isinstance(ends, list | tuple) and len(ends) == 2 and all(type(end) in types for end in ends)
+    return kind != "choices" and is_pair and least < ends[0] < ends[1] < inf
 
 
 def make_label(values: Mapping[str, Any]) -> str:

@@ -5,7 +5,6 @@ dataclass, and [optimizer] the arguments of the optimiser.
 import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import Field, fields, is_dataclass
-from difflib import get_close_matches
 from functools import cache
 from typing import Any, get_type_hints
 
@@ -28,7 +27,7 @@ from fedmutual.config.schema import (
     TrainingConfig,
 )
 from fedmutual.core import SCORED_MODELS, Algorithm, Recipe, Role, Setting, get_target_kind
-from fedmutual.errors import ConfigError, UserError, format_error, join_words
+from fedmutual.errors import ConfigError, UserError, format_error, join_words, suggest_name
 from fedmutual.optimizers import OPTIMIZERS, make_optimizer_alike
 from fedmutual.settings import COMMON_OPTIMIZERS
 from fedmutual.user_code import plugins
@@ -132,10 +131,7 @@ def find_optimizer(name: str) -> Any:
     if name in _UNUSABLE:
         raise ConfigError(f"key 'optimizer.name': {name!r} {_UNUSABLE[name]}, and cannot train here; use 'adam' or 'sgd'")
     if name not in OPTIMIZERS:
-        near = get_close_matches(name, OPTIMIZERS, 1)
-        fix = (
-            f"did you mean {near[0]!r}?" if near else f"there are {', '.join(OPTIMIZERS)}, and your own as 'module:factory'"
-        )
+        fix = suggest_name(name, OPTIMIZERS, f"there are {', '.join(OPTIMIZERS)}, and your own as 'module:factory'")
         raise ConfigError(f"key 'optimizer.name': there is no optimiser {name!r}; {fix}")
     return OPTIMIZERS[name]
 
@@ -245,8 +241,7 @@ def find_algorithm(name: str) -> Any:
     if name in ALGORITHMS:
         return ALGORITHMS[name]
     if ":" not in name:
-        near = get_close_matches(name, ALGORITHMS, 1)
-        fix = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(ALGORITHMS)}, and your own as 'module:Class'"
+        fix = suggest_name(name, ALGORITHMS, f"there are {', '.join(ALGORITHMS)}, and your own as 'module:Class'")
         raise LookupError(f"there is no algorithm {name!r}; {fix}")
     kind = plugins.load(name, "algorithm.name")
     if not (is_dataclass(kind) and isinstance(kind, type) and hasattr(kind, "algorithm")):

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from fedmutual.engines.child_process import count_cores
-from fedmutual.errors import ConfigError
+from fedmutual.errors import ConfigError, format_error
 
 PLACEMENT_LIMIT = 60.0  # seconds to wait for free resources
 START = 300.0  # seconds to wait until workers with reserved resources have started
@@ -64,7 +64,7 @@ def start_local_cluster(ray: Any, cpus: int) -> None:
             _initialise(ray, address="local", num_cpus=cpus, include_dashboard=False)
     except Exception as problem:  # of many types
         raise ConfigError(
-            f"engine.name = 'cluster': Ray cannot start a cluster on this machine ({_describe_problem(problem)}); correct "
+            f"engine.name = 'cluster': Ray cannot start a cluster on this machine ({format_error(problem)}); correct "
             "the cause, or choose engine.name = 'processes'"
         ) from None
     finally:
@@ -81,7 +81,7 @@ def connect_to_cluster(ray: Any, address: str) -> None:
             _initialise(ray, address=address)
     except Exception as problem:  # of many types
         raise ConfigError(
-            f"key 'engine.address': there is no Ray cluster to join at {address!r} ({_describe_problem(problem)}); if the "
+            f"key 'engine.address': there is no Ray cluster to join at {address!r} ({format_error(problem)}); if the "
             "cluster requires a token, set RAY_AUTH_MODE=token and the token of the cluster in the environment"
         ) from None
 
@@ -106,11 +106,6 @@ def _set_variables(values: Mapping[str, str]) -> Iterator[None]:
     finally:
         for name in added:
             os.environ.pop(name, None)
-
-
-def _describe_problem(problem: Exception) -> str:
-    """Return what Ray says about a problem, in one line."""
-    return (" ".join(str(problem).split()) or type(problem).__name__)[:300]
 
 
 class Reservation:

@@ -43,12 +43,15 @@ def describe_federation(
 ) -> Environment:
     """Return an environment with the method, the shared network, the main metric, and these networks and clients."""
     space, metric = experiment.data.space, find_common_metric(experiment)
+    nets, method, shared = experiment.nets, describe_method(experiment.config), None
+    if nets.shares:
+        count = sum(p.numel() for p in nets.shared.parameters())
+        name, weights = experiment.config.model.shared, nets.describe_first_weights()
+        shared = RecordedNetwork(name=name, parameters=count, weights=weights)
     about: dict[str, Any] = {
-        "algorithm": describe_run_method(experiment),
+        "algorithm": MethodAbout(**method, shares="global" in experiment.algorithm.scores),
         "pooled": experiment.pooled,
-        "models": RecordedNetworks(
-            input=space.shape, classes=len(space.classes), shared=describe_shared_network(experiment), personal=personal
-        ),
+        "models": RecordedNetworks(input=space.shape, classes=len(space.classes), shared=shared, personal=personal),
         "clients": clients,
     }
     if metric != ACCURACY:
@@ -60,21 +63,6 @@ def find_common_metric(experiment: Experiment) -> Metric:
     """Return the main metric that all clients have in common; accuracy without a common metric."""
     metrics = {get_metric(tasks.make_task(space.task)) for space in experiment.data.spaces.values()}
     return (metrics.pop() if len(metrics) == 1 else None) or ACCURACY
-
-
-def describe_run_method(experiment: Experiment) -> MethodAbout:
-    """Return the description of the method of a run."""
-    about = describe_method(experiment.config)
-    return MethodAbout(**about, shares="global" in experiment.algorithm.scores)
-
-
-def describe_shared_network(experiment: Experiment) -> RecordedNetwork | None:
-    """Return the shared network; None if no method uses a shared network."""
-    nets = experiment.nets
-    if not nets.shares:
-        return None
-    count = sum(p.numel() for p in nets.shared.parameters())
-    return RecordedNetwork(name=experiment.config.model.shared, parameters=count, weights=nets.describe_first_weights())
 
 
 def describe_scaling(space: Space) -> RecordedScaling:

@@ -1,7 +1,6 @@
 """Networks by name: fedmutual's, torchvision's, and "module:factory". Initial weights come only from a given stream."""
 
 from collections.abc import Callable
-from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from fedmutual.calling import (
 )
 from fedmutual.config import Config
 from fedmutual.core import format_tensor
-from fedmutual.errors import ConfigError, format_error
+from fedmutual.errors import ConfigError, format_error, suggest_name
 from fedmutual.models import libraries, networks, pretrained
 from fedmutual.models.copying import copy_or_make, describe_network
 from fedmutual.models.own import make_user_network
@@ -190,10 +189,8 @@ def _make_network(name: str, shape: Shape, classes: int, key: str) -> nn.Module:
         except Exception as problem:  # a library may refuse arguments in any way
             raise ValueError(f"cannot be made: {format_error(problem)}") from problem
     theirs = pretrained.list_names()
-    similar = get_close_matches(name.lower(), [*_OURS, *theirs, *(pretrained.PREFIX + n for n in theirs)], 1)
-    fix = (
-        f"did you mean {similar[0]!r}?" if similar else f"there are {', '.join(_OURS)}, torchvision's, and 'module:factory'"
-    )
+    known = [*_OURS, *theirs, *(pretrained.PREFIX + n for n in theirs)]
+    fix = suggest_name(name.lower(), known, f"there are {', '.join(_OURS)}, torchvision's, and 'module:factory'")
     raise ConfigError(f"key {key!r}: there is no network {name!r}; {fix}")
 
 

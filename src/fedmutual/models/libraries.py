@@ -4,7 +4,6 @@ Nothing is downloaded. The packages are extras. FOLDER has the `config.json` of 
 """
 
 from collections.abc import Callable
-from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import signature
@@ -15,6 +14,7 @@ import torch
 from torch import nn
 
 from fedmutual.core import Message
+from fedmutual.errors import suggest_name
 from fedmutual.models.networks import parse_image_shape
 from fedmutual.models.own import select_arguments
 
@@ -51,7 +51,7 @@ def read_weights(folder: Path) -> Message:
 def _make_timm(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     timm: Any = import_module("timm")
     if not timm.is_model(name):
-        raise ValueError(f"is no network of timm{_suggest(name, timm.list_models())}")
+        raise ValueError(f"is no network of timm; {suggest_name(name, timm.list_models(), 'timm.list_models() lists them')}")
     channels, height, width = parse_image_shape(shape)
     make: Callable[..., nn.Module] = timm.create_model
     try:  # of networks for images of one size
@@ -64,7 +64,8 @@ def _make_monai(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     nets: Any = import_module("monai.networks.nets")
     make = getattr(nets, name, None)
     if not callable(make):
-        raise ValueError(f"is no network of monai.networks.nets{_suggest(name, dir(nets))}")
+        fix = suggest_name(name, dir(nets), "MONAI's documentation lists them")
+        raise ValueError(f"is no network of monai.networks.nets; {fix}")
     channels, *sides = shape
     sizes = {"in_channels": channels, "out_channels": classes, "num_classes": classes, "spatial_dims": len(sides)}
     available = {**sizes, **_UNET, "img_size": sides, "pretrained": False}
@@ -101,8 +102,3 @@ def _choose_kind(config: Any) -> Any:
     transformers: Any = import_module("transformers")
     is_text = type(config) in transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
     return transformers.AutoModelForSequenceClassification if is_text else transformers.AutoModelForImageClassification
-
-
-def _suggest(name: str, names: Any) -> str:
-    similar = get_close_matches(name, names, 1)
-    return f"; did you mean {similar[0]!r}?" if similar else ""

@@ -5,7 +5,6 @@ shared part is spliced with an adaptor, a fully connected layer by default, to a
 """
 
 from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
 from math import prod
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from fedmutual.calling import Inputs, Shape, call_network, find_image_shape, map_inputs
 from fedmutual.config import ModelConfig
-from fedmutual.errors import ConfigError, format_error
+from fedmutual.errors import ConfigError, format_error, suggest_name
 from fedmutual.models import Weights, build, make_example_inputs
 from fedmutual.models.networks import make_sequential
 from fedmutual.models.own import make_user_network
@@ -56,8 +55,7 @@ def list_shared_tensors(net: nn.Module, part: Sequence[str], name: str, tied: bo
     for path in paths:
         if not any(_is_under(k, path) for k in state):
             all_names = dict.fromkeys(n for n, _ in net.named_modules() if n and any(_is_under(k, n) for k in state))
-            similar = get_close_matches(path, all_names, 1)
-            fix = f"did you mean {similar[0]!r}?" if similar else f"it has {', '.join(map(repr, all_names))}"
+            fix = suggest_name(path, all_names, f"it has {', '.join(map(repr, all_names))}")
             raise ConfigError(f"key 'model.part': {path!r} matches nothing in network {name!r}; {fix}")
     named = {k for k in state if any(_is_under(k, path) for path in paths)}
     tensors = {id(state[k]) for k in named if tied}
@@ -171,31 +169,21 @@ def _locate_part(net: nn.Module, path: str, examples: Inputs, name: str) -> tupl
         ) from None
     with torch.no_grad(), handle:
         output = call_network(net.eval(), x)
-    reason = _describe_misuse(calls)
-    if reason is None:
-        (inputs,), _, part_output, version = calls[0]
-        if inputs is x:
-            return tuple(part_output.shape[1:]), True
-        if part_output is output and part_output._version == version:  # later layers may change it in place
-            return tuple(inputs.shape[1:]), False
-        reason = "the module is neither the beginning nor the end of the network"
+    if len(calls) == 1:
+        inputs, named, part_output, version = calls[0]
+        given = (
+            *inputs,
+            *(v for v in named.values() if isinstance(v, Tensor)),
+        )  # others are settings, such as a mask of None
+        if len(inputs) == len(given) == 1 and isinstance(inputs[0], Tensor) and isinstance(part_output, Tensor):
+            if inputs[0] is x:
+                return tuple(part_output.shape[1:]), True
+            if part_output is output and part_output._version == version:  # later layers may change it in place
+                return tuple(inputs[0].shape[1:]), False
     raise ConfigError(
-        f"key 'model.adaptor': an adaptor beside {path!r} of network {name!r} cannot be inferred: {reason}; use {_REST}"
+        f"key 'model.adaptor': an adaptor beside {path!r} of network {name!r} cannot be inferred: the module must begin or "
+        f"end the network, and be called once, with one tensor by position, for one tensor; use {_REST}"
     )
-
-
-def _describe_misuse(calls: Sequence[tuple[Any, Any, Any, Any]]) -> str | None:
-    """Return why no adaptor fits beside a module that is called so; None if one fits."""
-    if len(calls) != 1:
-        return f"the module is called {len(calls)} times, not once" if calls else "the module is never called"
-    inputs, named, output, _ = calls[0]
-    if not inputs:
-        return "the module is given its input by name"
-    # other values by name are settings, for example a mask of None
-    if count := len(inputs) - 1 + sum(isinstance(v, Tensor) for v in named.values()):
-        return f"the module takes {count + 1} arguments, not one"
-    wrong = [(verb, x) for verb, x in (("takes", inputs[0]), ("gives", output)) if not isinstance(x, Tensor)]
-    return f"the module {wrong[0][0]} no tensor but {type(wrong[0][1]).__name__}" if wrong else None
 
 
 def _make_adaptor(adaptor: str, features: tuple[int, ...], shape: Shape, outputs: int, is_first: bool) -> nn.Module:
