@@ -327,7 +327,7 @@ def ray_nodes(count: int) -> Iterator[dict[str, str]]:
     if not count:
         yield {}
         return
-    from fedmutual.engines.ray_cluster import import_ray
+    from fedmutual.engines.ray import import_ray
 
     import_ray()
     from ray.cluster_utils import Cluster

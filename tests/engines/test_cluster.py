@@ -17,7 +17,6 @@ import torch
 import fedmutual
 from fedmutual.algorithms import FML
 from fedmutual.engines import ray as ray_engine
-from fedmutual.engines import ray_cluster
 from fedmutual.engines.base import WorkerLost
 from fedmutual.engines.ray import Cluster
 from fedmutual.engines.workers import Unportable
@@ -79,7 +78,7 @@ def test_objects_that_cannot_be_sent_to_a_worker_are_an_error():
 
 
 def test_a_request_above_the_clusters_resources_is_an_error(nodes, monkeypatch):
-    monkeypatch.setattr(ray_cluster, "PLACEMENT_LIMIT", 0.5)
+    monkeypatch.setattr(ray_engine, "PLACEMENT_LIMIT", 0.5)
     sentence = (
         rf"asks for 4 workers with {CPUS} CPU and 0 GPU each, and after 0.5 s the Ray cluster had too few free "
         r"resources: it has "
@@ -120,7 +119,7 @@ class Big:
     ("threads", "gpus", "workers"), [(1, 0.0, 11), (2, 0.0, 5), (1, 0.25, 4), (4, 0.25, 2), (2, None, 4), (9, 0.0, 1)]
 )
 def test_the_nodes_hold_as_many_workers_as_have_room(threads, gpus, workers):
-    assert ray_cluster.count_workers(Big, threads, gpus) == workers
+    assert ray_engine.count_workers(Big, threads, gpus) == workers
 
 
 @pytest.mark.parametrize(
@@ -131,9 +130,9 @@ def test_equal_shares_of_gpus_leave_room_for_all(workers, gpus, share):
         def cluster_resources():
             return {"GPU": float(gpus)}
 
-    assert ray_cluster.choose_gpu_share(Ray, None, workers) == {"GPU": share}
-    assert ray_cluster.choose_gpu_share(Ray, 0.2, workers) == {"GPU": 0.2}
-    assert ray_cluster.choose_gpu_share(Ray, 0.0, workers) == {}
+    assert ray_engine.choose_gpu_share(Ray, None, workers) == {"GPU": share}
+    assert ray_engine.choose_gpu_share(Ray, 0.2, workers) == {"GPU": 0.2}
+    assert ray_engine.choose_gpu_share(Ray, 0.0, workers) == {}
 
 
 def test_without_ray_the_error_names_the_fix(small, monkeypatch, cli):
@@ -215,10 +214,10 @@ def settings(client):
 
 START = """
 import json, os, psutil
-from fedmutual.engines import ray_cluster
+from fedmutual.engines import ray as ray_engine
 
-ray = ray_cluster.import_ray()
-ray_cluster.start_local_cluster(ray, 1)
+ray = ray_engine.import_ray()
+ray_engine.start_local_cluster(ray, 1)
 token = ray.get(ray.remote(lambda: os.environ.get("RAY_AUTH_TOKEN")).remote())
 here = psutil.Process()
 sockets = {
@@ -276,12 +275,12 @@ def test_only_a_ray_that_asks_for_a_token_is_taken(version, is_taken, monkeypatc
     found = SimpleNamespace(__version__=version, _private=SimpleNamespace(ray_constants=constants))
     monkeypatch.setitem(sys.modules, "ray", found)
     if is_taken:
-        assert ray_cluster.import_ray() is found
+        assert ray_engine.import_ray() is found
         return
     with pytest.raises(
         ConfigError, match=rf"Ray {version} require no token, .* can run code; install Ray 2.59 or later: pip install"
     ):
-        ray_cluster.import_ray()
+        ray_engine.import_ray()
 
 
 def test_a_local_cluster_that_ray_cannot_start_is_refused(monkeypatch):
@@ -296,7 +295,7 @@ def test_a_local_cluster_that_ray_cannot_start_is_refused(monkeypatch):
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
     ray = SimpleNamespace(init=fail, _private=SimpleNamespace(ray_constants=constants))
     with pytest.raises(ConfigError, match=r"engine\.name = 'cluster': .*\(the raylet did not start\)"):
-        ray_cluster.start_local_cluster(ray, 1)
+        ray_engine.start_local_cluster(ray, 1)
     assert constants.ENABLE_RAY_CLUSTER is True
     assert signal.getsignal(signal.SIGTERM) is before
     assert "RAY_AUTH_TOKEN" not in os.environ
@@ -312,11 +311,11 @@ def test_a_token_of_the_users_is_left_as_it_is(monkeypatch):
 
     ray = SimpleNamespace(init=init, _private=SimpleNamespace(ray_constants=constants))
     monkeypatch.setenv("RAY_AUTH_TOKEN", "mine")
-    ray_cluster.start_local_cluster(ray, 1)
+    ray_engine.start_local_cluster(ray, 1)
     monkeypatch.delenv("RAY_AUTH_TOKEN")
-    ray_cluster.start_local_cluster(ray, 1)
+    ray_engine.start_local_cluster(ray, 1)
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "token.txt")
-    ray_cluster.start_local_cluster(ray, 1)
+    ray_engine.start_local_cluster(ray, 1)
     (mine, fresh, path) = init_calls
     assert (mine, path) == (("mine", False, False), (None, False, False))
     assert len(fresh[0]) == 64
