@@ -118,7 +118,7 @@ def test_settings_that_void_epsilon_are_refused():
     refused("group_by", privacy={"unit": "group"})
     refused("group_rows", "no effect", privacy={"group_rows": 3})
     tables = {"data": {"name": "digits", "mean": [0.3], "std": [0.4]}}
-    refused("clients.a.data.mean", "'data.mean'", clients={"a": tables, "b": {"data": {"name": "digits"}}}, partition={})
+    refused("clients.a.data.mean", "in [data]", clients={"a": tables, "b": {"data": {"name": "digits"}}}, partition={})
     for key, value in (("sigma", 0.0), ("clip", -1.0), ("delta", 1.0), ("epsilon", 0), ("nets", "personal")):
         refused(f"privacy.{key}", privacy={key: value})
 

@@ -48,6 +48,25 @@ from fedmutual.fitting import BALANCED
 from fedmutual.settings import COMMON_OPTIMIZERS, MOST_SUMMED, OnlyIf
 
 _NEEDS = {"shards": "classes_per_client", "dirichlet": "alpha", "file": "file"}
+_KNOWN = "give numbers that are known without these rows"
+_VOIDING: dict[str, tuple[tuple[Any, ...], str, str]] = {  # the guarantee of privacy: key -> values (all if empty), why, fix
+    "engine.name": (
+        ("stacked",),
+        "= 'stacked' steps clients as one and cannot clip each example's gradient",
+        "use 'auto', 'inprocess', 'processes' or 'cluster'",
+    ),
+    "engine.precision": (
+        (),
+        "rounds gradients after their norm was taken, so that the bound would not hold",
+        "use 'float32'",
+    ),
+    "split.folds": ((), "trains several models on a row, whose costs epsilon does not add", "remove it"),
+    "records.patience": ((), "ends the run by scores that epsilon does not count", "remove it"),
+    "records.keep_best": ((), "chooses a model by scores that epsilon does not count", "use the last round's model"),
+    "training.patience": ((), "stops by the loss on private rows, which epsilon does not count", "remove it"),
+    "training.class_weights": ((BALANCED,), "counts private rows, which epsilon does not count", _KNOWN),
+    "data.mean": ((FEDERATED,), "comes from private rows, which epsilon does not count", f"{_KNOWN}, in [data]"),
+}
 _UNREAD = OnlyIf("algorithm", remark="algorithm {name!r} has no such field")  # of keys of [training]
 _WANTED = {
     "bool_type": "true or false",
@@ -191,36 +210,14 @@ def _list_scaling_contradictions(config: Config) -> Iterator[str]:
 
 def _list_leaks(config: Config) -> Iterator[str]:
     """Yield a sentence for each key that voids the guarantee of privacy or is missing."""
-    engine, known = config.engine, "to numbers that are known without these rows"
     if config.privacy.sigma is None:
         fix = "`fedmutual privacy FILE.toml --epsilon 4` computes one"
         yield f"privacy.nets = {config.privacy.nets!r} needs the key 'privacy.sigma', the noise multiplier; {fix}"
-    if engine.name == "stacked":
-        fix = "with privacy.nets use 'auto', 'inprocess', 'processes' or 'cluster'"
-        yield f"engine.name = 'stacked' steps clients as one and cannot clip each example's gradient; {fix}"
-    if engine.precision != "float32":
-        reason = "rounds gradients after their norm was taken, so that the clipping bound would not hold"
-        yield f"engine.precision = {engine.precision!r} {reason}; with privacy.nets use 'float32'"
-    if config.split.folds is not None:
-        yield "split.folds trains several models on a row, whose costs epsilon does not add; with privacy.nets remove it"
-    if config.records.patience is not None:
-        yield "records.patience ends the run by scores that epsilon does not count; with privacy.nets remove it"
-    if config.records.keep_best:
-        fix = "with privacy.nets remove it, and use the last round's model"
-        yield f"records.keep_best = true chooses a model by scores that epsilon does not count; {fix}"
-    if config.data.mean == FEDERATED:
-        fix = f"with privacy.nets set 'data.mean' and 'data.std' {known}"
-        yield f"data.mean = 'federated' is computed from private rows, which epsilon does not count; {fix}"
-    for where, training in (("", config.training), *((f"clients.{i}.", c.training) for i, c in config.clients.items())):
-        if training.class_weights == BALANCED:
-            fix = "with privacy.nets give the weights as numbers that are known without these rows"
-            yield f"key '{where}training.class_weights' counts private rows, which epsilon does not count; {fix}"
-        if training.patience is not None:
-            reason = "stops by the loss on private rows, which epsilon does not count"
-            yield f"key '{where}training.patience' {reason}; with privacy.nets remove it"
-    for client in (i for i, client_config in config.clients.items() if client_config.data.mean is not None):
-        reason = "would come from the client's private rows, which epsilon does not count"
-        yield f"key 'clients.{client}.data.mean' {reason}; with privacy.nets set 'data.mean' for all, {known}"
+    for key, value, _ in _list_set_keys(config):
+        name = ".".join(key.split(".")[-2:])
+        values, why, fix = _VOIDING.get(name, ((None,), "", ""))
+        if not values or value in values or (name == "data.mean" and key.startswith("clients.")):
+            yield f"key {key!r} {why}; with privacy.nets {fix}"
 
 
 def _list_wrong_settings(config: Config) -> Iterator[str]:
