@@ -30,7 +30,6 @@ class Options:
     pairs: int  # turns of interleaved contestants
     tiny: bool  # only see that it runs: its numbers mean nothing
     device: str  # of the section gpu
-    compile: bool  # there, stacked through torch.compile too
     seeds: int  # of the section precision
     pflib: Path | None  # of the section peers: a clone of PFLlib
     htfl: Path | None  # there, a clone of HtFLlib

@@ -24,7 +24,7 @@ from fedmutual.core import At
 BATCHES = {"mlp": 40, "lenet5": 40, "cnn2": 10}  # of a client in a round
 CLIENTS = (5, 20)
 ENGINES = ("stacked", "inprocess")
-GRAPHS, COMPILED = "stacked, graphs", "stacked, compile"  # engine.graphs on a GPU; engine.compile with --compile
+GRAPHS = "stacked, graphs"  # engine.graphs on a GPU
 NETS = 2  # of a client
 
 
@@ -47,7 +47,7 @@ def _cell(model: str, clients: int, chip: dict[str, float], options: Options) ->
     batches = 1 if options.tiny else BATCHES[model]
     words = ("--model", model, "--clients", clients, "--rows", batches * BATCH, "--device", options.device)
     has_gpu = options.device.startswith("cuda")
-    engines = (*ENGINES, *[GRAPHS] * has_gpu, *[COMPILED] * options.compile)
+    engines = (*ENGINES, *[GRAPHS] * has_gpu)
     starts = {e: partial(Contestant, "ours.py", *words, *_flags(e)) for e in engines}
     seconds = take_turns(starts, options.pairs)
     samples = clients * batches * BATCH

@@ -143,14 +143,11 @@ def main() -> None:
     parser.add_argument("--workers", type=int)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", default="float32")
-    parser.add_argument("--compile", action="store_true")
     parser.add_argument("--graphs", action="store_true")
     args = parser.parse_args()
     allocator.keep_freed_memory()  # a process of our own, as the command line's
     stage = Stage()
-    engine = {key: getattr(args, key) for key in ("threads", "device", "precision", "compile", "graphs")} | {
-        "name": args.engine
-    }
+    engine = {key: getattr(args, key) for key in ("threads", "device", "precision", "graphs")} | {"name": args.engine}
     if args.workers:
         engine["workers"] = args.workers
     settings = {"method": args.algorithm, "epochs": args.epochs, **engine}

@@ -51,7 +51,6 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=11, help="turns of interleaved contestants")
     parser.add_argument("--seeds", type=int, default=3, help="of the section precision")
     parser.add_argument("--device", default="cuda", help="of the section gpu; cpu: only to see that it runs")
-    parser.add_argument("--compile", action="store_true", help="of the section gpu: stacked through torch.compile too")
     parser.add_argument("--pflib", type=Path, metavar="PATH", help="of the section peers: a clone of PFLlib")
     parser.add_argument("--htfl", type=Path, metavar="PATH", help="of the section peers: a clone of HtFLlib")
     parser.add_argument(
@@ -76,7 +75,6 @@ def main() -> None:
         args.pairs,
         args.tiny,
         args.device,
-        args.compile,
         args.seeds,
         args.pflib,
         args.htfl,

@@ -149,29 +149,6 @@ def test_lower_precision_computes_lower_and_keeps_weights(small):
         assert 1e-5 < difference(tensors(low), tensors(plain)) < 0.1
 
 
-def test_a_compiled_step_is_the_same_but_for_rounding(small):
-    changes = {"rounds": 1, "training.batch_size": 40}  # one shape: each is compiled anew
-    plain = fedmutual.run(loaded(small, **changes), "plain").folder
-    ours = fedmutual.run(loaded(small, **changes, **{"engine.compile": True}), "compiled").folder
-    assert difference(tensors(ours), tensors(plain)) < 1e-5
-    assert "refuses" not in (ours / "log.txt").read_text()
-
-
-def test_a_failing_compiler_is_reported_once_and_training_continues_without_it(small, monkeypatch):
-    def fails(call, **options):
-        def refuse(*args):
-            raise RuntimeError("no compiler here\nand more")
-
-        return refuse
-
-    monkeypatch.setattr(torch, "compile", fails)
-    plain = fedmutual.run(loaded(small), "plain").folder
-    ours = fedmutual.run(loaded(small, **{"engine.compile": True}), "compiled").folder
-    assert difference(tensors(ours), tensors(plain)) == 0.0
-    log = (ours / "log.txt").read_text()
-    assert log.count("engine.compile has no effect here: torch.compile refuses (no compiler here)") == 1
-
-
 def test_an_error_in_a_common_step_is_raised_in_every_run(small, monkeypatch):
     from fedmutual.engines import group, stacked
 

@@ -20,7 +20,6 @@ from fedmutual.data.stores import ResidentBatches
 from fedmutual.engines.base import Reply, release_reply
 from fedmutual.engines.graphs import Graphs
 from fedmutual.engines.stack import Stack, StackRows, select_rows
-from fedmutual.errors import shorten_error
 from fedmutual.stepping import (
     PhaseResult,
     count_calls,
@@ -65,11 +64,9 @@ def list_inputs(
 class Group:
     """Clients with one architecture, stacked for the lifetime of the engine."""
 
-    def __init__(self, clients: Sequence[Client], compile: list[str] | None = None, graphs: Graphs | None = None) -> None:
-        """compile: the list to which remarks of torch.compile are added; None: do not compile. graphs: of the steps of all
-        clients; None: steps are not captured.
-        """
-        self.clients, self._compile, self.graphs = clients, compile, graphs
+    def __init__(self, clients: Sequence[Client], graphs: Graphs | None = None) -> None:
+        """graphs: of the steps of all clients; None: steps are not captured."""
+        self.clients, self.graphs = clients, graphs
         self._losses: dict[Any, tuple[Forward, Work]] = {}
         self.number = {id(client): number for number, client in enumerate(clients)}
         self.stacks = {net: Stack(clients, net) for net in clients[0].nets}
@@ -98,12 +95,11 @@ class Group:
         return self._rows[key]
 
     def get_loss(self, like: PhaseInput) -> tuple[Forward, Work]:
-        """Return the loss of the phase for clients like this one, and its forward passes per step; compiled once."""
+        """Return the loss of the phase for clients like this one, and its forward passes per step; made once."""
         key = identify_loss(like)
         if key not in self._losses:
             skeletons, work = {net: stack.skeleton for net, stack in self.stacks.items()}, Work()
-            plain = compute_stacked_loss(like.phase, skeletons, like.client, work)
-            self._losses[key] = plain if self._compile is None else compile_loss(plain, self._compile), work
+            self._losses[key] = compute_stacked_loss(like.phase, skeletons, like.client, work), work
         return self._losses[key]
 
 
@@ -287,30 +283,13 @@ def compute_stacked_loss(phase: Phase, skeletons: Mapping[str, nn.Module], like:
     heads = {n: find_head(net) for n, net in skeletons.items()}
 
     def loss(params: Any, rest: Any, batch: Batch, const: Message) -> Message:
-        work.forwards = 0  # torch.compile runs this function once, and the count stays
+        work.forwards = 0
         states = {n: {**params[n], **rest[n]} for n in skeletons}
         calls = {n: count_calls(lowered(make_call(net, states[n]), like), work) for n, net in skeletons.items()}
         nets = {n: Net(calls[n], params[n], heads[n]) for n in skeletons}
         return phase.loss(nets, batch, const)
 
     return vmap(loss)
-
-
-def compile_loss(plain: Forward, remarks: list[str]) -> Forward:
-    """Return a function compiled by torch.compile; if compiling fails, a remark is added and `plain` is used."""
-    chosen: list[Forward] = [torch.compile(plain, dynamic=False)]
-
-    def loss(params: Any, rest: Any, batch: Batch, const: Message) -> Message:
-        try:
-            return chosen[0](params, rest, batch, const)
-        except Exception as problem:  # no C++ compiler, code that dynamo cannot trace, ...
-            if chosen[0] is plain:
-                raise
-            chosen[0] = plain
-            remarks.append(f"engine.compile has no effect here: torch.compile refuses ({shorten_error(problem)})")
-            return plain(params, rest, batch, const)
-
-    return loss
 
 
 def _stack_messages(messages: Sequence[Message]) -> Message:

@@ -109,7 +109,7 @@ def make_stacker(configs: Sequence[EngineConfig], obstacle: str = "") -> Stacker
     capture = make_capture() if any(c.graphs for c in configs) else None
     if any(c.turns for c in configs):
         obstacle = obstacle or "clients with engine.turns = true are in no stack"
-    return Stacker(any(c.compile for c in configs), obstacle, capture)
+    return Stacker(obstacle, capture)
 
 
 def plan_disk_storage(

@@ -48,12 +48,12 @@ class Stacked(InProcess):
 class Stacker:
     """Runs a phase of many clients together; the clients may belong to several runs.
 
-    compile: use torch.compile. obstacle: why no stack can hold the clients, as a clause for the user; "": stacks can.
+    obstacle: why no stack can hold the clients, as a clause for the user; "": stacks can.
     capture: captures the steps of a stack, as `make_capture` returns it; None: steps are not captured.
     """
 
-    def __init__(self, compile: bool = False, obstacle: str = "", capture: Callable[[Work], Work] | None = None) -> None:
-        self._compile, self._obstacle, self._capture = compile, obstacle, capture
+    def __init__(self, obstacle: str = "", capture: Callable[[Work], Work] | None = None) -> None:
+        self._obstacle, self._capture = obstacle, capture
         self.clients: list[Client] = []
         self.remarks: list[str] = []
         self._are_stackable: dict[Any, bool] = {}
@@ -65,10 +65,9 @@ class Stacker:
             self.remarks.append(f"{self._obstacle}, and step one after the other")
             return []
         trainable = [c for c in self.clients if c.privacy is None and c.optimizers.keys() == c.nets.keys()]
-        remarks = self.remarks if self._compile else None
         groups = [group for group in group_alike(trainable) if len(group) > 1 and _can_copy(group[0])]
         graphs = [None if self._capture is None else Graphs(self.remarks, self._capture) for _ in groups]
-        return [Group(group, remarks, of_group) for group, of_group in zip(groups, graphs, strict=True)]
+        return [Group(group, of_group) for group, of_group in zip(groups, graphs, strict=True)]
 
     def train(self, parts: Sequence[PhaseInput]) -> Iterator[tuple[PhaseInput, Callable[[], Reply]]]:
         """Run a phase of each client; yield (part, function that returns the reply).
