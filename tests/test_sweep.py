@@ -303,7 +303,7 @@ def test_a_partition_file_without_hold_out_rows(small, held_out_config):
             'partition = { kind = "shards", clients = 3, classes_per_client = 4, examples = 40 }', ""
         )
     )
-    with pytest.raises(ConfigError, match=r"first/partition\.json: has no hold-out rows of client '0'"):
+    with pytest.raises(ConfigError, match=r"hold-out rows, which client '0' lacks; first/partition\.json has none"):
         sweep(held_out_config, grid, out="s")
 
 

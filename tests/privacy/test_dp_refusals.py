@@ -147,7 +147,7 @@ def test_an_unreviewed_algorithm_is_refused(tmp_path, monkeypatch):
 
 def test_a_missing_extra_is_named(monkeypatch):
     real = util.find_spec
-    monkeypatch.setattr("fedmutual.privacy.rules.find_spec", lambda name: None if name == "opacus" else real(name))
+    monkeypatch.setattr("fedmutual.privacy.accountant.find_spec", lambda name: None if name == "opacus" else real(name))
     refused("pip install 'fedmutual[privacy]'")
 
 

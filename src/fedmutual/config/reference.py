@@ -32,7 +32,6 @@ key is an error. If fedmutual detects that a key has no effect, the key gives an
 
 _ALGORITHM = "What is minimised, and how replies are combined. Each algorithm has its own keys besides `name`."
 _NAMES = {str: "text", int: "whole number", float: "number", bool: "true or false", Path: "path", Schedule: "schedule"}
-_COLUMN = "table of a kind, a list of values, or a table with the keys below"
 _INHERITED = "the federation's"
 
 

@@ -21,7 +21,6 @@ from fedmutual.engines.base import Reply, release_reply
 from fedmutual.engines.graphs import Graphs
 from fedmutual.engines.stack import Stack, StackRows, select_rows
 from fedmutual.stepping import (
-    PhaseResult,
     count_calls,
     differentiate,
     group_batches,
@@ -46,10 +45,6 @@ class PhaseInput(NamedTuple):
     inbox: Message
     declared: Spec
     at: At
-
-    def release(self, result: PhaseResult) -> Reply:
-        """Return the reply as `release_reply`."""
-        return release_reply(self.client, self.phase, self.inbox, self.declared, result)
 
 
 def list_inputs(
@@ -142,7 +137,8 @@ class Steps:
 
         def finish(part: PhaseInput, curves: Message) -> Reply:
             train = means(curves, part.client, part.at)  # first, as `stepping.steps` has it
-            return part.release((part.phase.end(part.client, part.at), train))
+            result = part.phase.end(part.client, part.at), train
+            return release_reply(part.client, part.phase, part.inbox, part.declared, result)
 
         for part, curves in zip(self._parts, self.read_curves(), strict=True):
             yield part, partial(finish, part, curves)

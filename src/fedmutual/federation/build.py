@@ -143,13 +143,13 @@ def _check_targets(experiment: Experiment) -> None:
 def _check_holdout(experiment: Experiment) -> None:
     """Check that each setting that uses hold-out rows has rows, and that the server receives the scores that it needs."""
     records, clients = experiment.config.records, experiment.data.clients
-    without = [i for i, shares in clients.items() if shares.holdout is None]
-    key = next((k for k in ("best_by", "evaluate_on") if getattr(records, k) == "holdout"), None)
-    if key and without:
-        raise ConfigError(
-            f"{experiment.config.partition.file}: has no hold-out rows of client {without[0]!r} "
-            f"(records.{key} = 'holdout'); use the file of a run with split.holdout = 0.1, or another partition.kind"
-        )
+    without = next((i for i, shares in clients.items() if shares.holdout is None), None)
+    keys = [f"records.{k}" for k in ("best_by", "evaluate_on") if getattr(records, k) == "holdout"]
+    keys += ["records.ensemble"] if records.ensemble and not experiment.pooled else []
+    if keys and without is not None:
+        file = experiment.config.partition.file
+        fix = "set 'split.holdout', for example to 0.1" if file is None else f"{file} has none: use that of a run with them"
+        raise ConfigError(f"key {keys[0]!r} needs hold-out rows, which client {without!r} lacks; {fix}, or remove the key")
     shared = experiment.nets.complete and not experiment.pooled
     has_scores = any(is_disclosed(experiment.config.disclosure(i), len(rows.holdout or ())) for i, rows in clients.items())
     if records.keep_best and records.evaluate_on == "holdout" and shared and not has_scores:
@@ -160,15 +160,9 @@ def _check_holdout(experiment: Experiment) -> None:
 
 
 def _check_ensemble(experiment: Experiment) -> None:
-    """Check that every client has hold-out rows, which choose the ensemble's weight, and learns classes."""
+    """Check that every client learns classes, whose probabilities an ensemble averages."""
     if not experiment.config.records.ensemble or experiment.pooled:
         return
-    without = next((i for i, shares in experiment.data.clients.items() if shares.holdout is None), None)
-    if without is not None:
-        raise ConfigError(
-            f"key 'records.ensemble': client {without!r} has no hold-out rows, which choose the weight; set the key "
-            "'split.holdout', for example to 0.1, or remove 'records.ensemble'"
-        )
     other = next((i for i, space in experiment.data.spaces.items() if space.task != "classification"), None)
     if other is not None:
         raise ConfigError(

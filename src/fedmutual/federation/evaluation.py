@@ -274,22 +274,19 @@ def list_evaluations(
     known: the names of the client's rows. complete: whether the server holds all tensors of the shared model.
     copies, ensemble: the keys `records.copies` and `records.ensemble`.
     """
-    names = list(known)
-    client_kinds = [kind for kind in EVALUATION_KINDS if kind in names]
-    common_kinds = [kind for kind in ACROSS if kind in names]
-    if "personal" in algorithm.scores:
-        yield from (EvalSpec("personal", kind, "personal", client, kind) for kind in (*client_kinds, *common_kinds))
-    if "proxy" in algorithm.scores:
-        yield from (EvalSpec("meme", kind, "meme", client, kind) for kind in (*client_kinds, *common_kinds))
-    if ensemble and {"personal", "global"} <= set(algorithm.scores):
-        yield from (
-            EvalSpec(ENSEMBLE, kind, ENSEMBLE, client, kind) for kind in (*client_kinds, *common_kinds) if kind != "holdout"
-        )
-    if "global" in algorithm.scores:
-        every = (*client_kinds, *common_kinds) if "test.own" in names else client_kinds
-        yield from (EvalSpec("meme", kind, "global" if complete else "meme", client, kind) for kind in every)
-        if copies:
-            yield from (EvalSpec("meme", kind, COPY, client, kind) for kind in client_kinds)
+    names, scores = list(known), set(algorithm.scores)
+    own = [kind for kind in EVALUATION_KINDS if kind in names]
+    every = [*own, *(kind for kind in ACROSS if kind in names)]
+    scored = {  # (net, model) -> the rows
+        ("personal", "personal"): every if "personal" in scores else [],
+        ("meme", "proxy"): every if "proxy" in scores else [],
+        (ENSEMBLE, ENSEMBLE): [k for k in every if k != "holdout"] if ensemble and {"personal", "global"} <= scores else [],
+        ("meme", "global"): (every if "test.own" in names else own) if "global" in scores else [],
+        ("meme", COPY): own if copies and "global" in scores else [],
+    }
+    for (net, model), kinds in scored.items():
+        called = "meme" if model == "proxy" or (model == "global" and not complete) else model
+        yield from (EvalSpec(net, kind, called, client, kind) for kind in kinds)
 
 
 def list_pooled_evaluations(known: Iterable[str]) -> Iterable[EvalSpec]:

@@ -7,6 +7,7 @@ numerical composition of privacy random variables (Gopi et al., 2021, https://ar
 import warnings
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -29,12 +30,8 @@ class NoisedSteps(NamedTuple):
 
 def check_installed() -> None:
     """Raise ConfigError, with the install command, where the extra `privacy` is missing."""
-    try:
-        import opacus.accountants  # noqa: F401
-    except ImportError:
-        raise ConfigError(
-            "privacy needs the extra 'privacy', whose accountants compute epsilon: pip install 'fedmutual[privacy]'"
-        ) from None
+    if find_spec("opacus") is None:
+        raise ConfigError("privacy.nets needs the extra 'privacy', which computes epsilon: pip install 'fedmutual[privacy]'")
 
 
 def compute_total_epsilon(taken: Iterable[NoisedSteps], delta: float, accountant: Accountant = "rdp") -> float:

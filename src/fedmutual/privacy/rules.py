@@ -1,7 +1,6 @@
 """Checks before training that refuse a configuration without a valid privacy guarantee."""
 
 from collections.abc import Iterable, Mapping
-from importlib.util import find_spec
 
 from torch import nn
 
@@ -10,6 +9,7 @@ from fedmutual.calling import Inputs
 from fedmutual.config import Config, read_client_settings
 from fedmutual.core import Algorithm, At, Data, Message, Setting, Task
 from fedmutual.errors import ConfigError, format_error
+from fedmutual.privacy.accountant import check_installed
 from fedmutual.privacy.clipping import compute_example_gradients
 from fedmutual.privacy.mechanism import Mechanism
 from fedmutual.privacy.sampling import Units
@@ -53,8 +53,7 @@ def check_algorithm(
 ) -> None:
     """Raise ConfigError where noise on the gradient steps of these networks does not cover all outgoing messages."""
     name, setting = config.algorithm["name"], f"privacy.nets = {config.privacy.nets!r}"
-    if find_spec("opacus") is None:
-        raise ConfigError(f"{setting} needs the extra 'privacy', which computes epsilon: pip install 'fedmutual[privacy]'")
+    check_installed()
     if not algorithm.dp_ready:
         raise ConfigError(
             f"{setting}: algorithm {name!r} does not declare that only its gradient steps read private rows, so noise on "
