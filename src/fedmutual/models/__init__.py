@@ -24,26 +24,12 @@ from fedmutual.core import format_tensor
 from fedmutual.errors import ConfigError, format_error, suggest_name
 from fedmutual.models import libraries, networks, pretrained
 from fedmutual.models.copying import copy_or_make, describe_network
+from fedmutual.models.networks import NAMES as NAMES
 from fedmutual.models.own import make_user_network
-from fedmutual.models.pretrained import Weights, find_name
+from fedmutual.models.pretrained import Weights as Weights
+from fedmutual.models.pretrained import find_initial_weights as find_initial_weights
+from fedmutual.models.pretrained import find_name
 from fedmutual.user_code.plugins import LIBRARIES
-
-__all__ = ["NAMES", "Weights", "build", "is_user_network", "list_user_networks", "make_example_inputs", "try_network"]
-
-NAMES: dict[str, str] = {
-    "mlp": "two hidden layers of 200 units; any shape",
-    "lenet5": "two 5x5 convolutions (6, 16), then 120 and 84 units; images from 12 x 12",
-    "lenet5-bn": "lenet5 with BatchNorm after each convolution, for example for fedbn; images from 12 x 12",
-    "lenet5-tanh": "lenet5 with tanh and average pooling, closer to the network of 1998; images from 12 x 12",
-    "cnn1": "two 3x3 convolutions (6, 16), then 120 units; images from 4 x 4",
-    "cnn2": "three 3x3 convolutions of 128 channels, one fully connected layer; images from 8 x 8",
-    "conv1d": "two convolutions of length 5 along time (32, 64 channels); series [channels, time]",
-    "resnet18": "residual network in the form for CIFAR (3x3 stem, no max pooling); images of any size; "
-    "torchvision's own is torchvision:resnet18",
-    "resnet18-gn": "resnet18 with GroupNorm instead of BatchNorm, for privacy.nets",
-    "unet": "U-Net of two levels (16, 32 channels) for training.task = 'segmentation'; images with even sides",
-}
-"""fedmutual's networks, with descriptions. torchvision's networks keep their names; users add "module:factory"."""
 
 _OURS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
     name: getattr(networks, name.replace("-", "_")) for name in NAMES
@@ -161,15 +147,6 @@ def try_network(
             return None
 
 
-def find_initial_weights(source: str, name: str, key: str) -> Weights:
-    """Return the initial weights of the network `name`; `source` is "imagenet", a file or a folder.
-
-    Raises:
-        ConfigError: a file is missing, or holds no tensors by name.
-    """
-    return pretrained.find_weights(source, name, None if name in _OURS else find_name(name), key)
-
-
 def _make_network(name: str, shape: Shape, classes: int, key: str) -> nn.Module:
     if is_user_network(name):
         return make_user_network(name, shape, classes, key)
@@ -265,7 +242,7 @@ def _forward(net: nn.Module, name: str, examples: Inputs, forms: tuple[tuple[int
 
 
 def _describe_misfit(net: nn.Module, name: str, examples: Inputs, problem: Exception, mode: str) -> str:
-    torchvision_name, shape = None if name in _OURS else find_name(name), get_shape(examples)
+    torchvision_name, shape = find_name(name), get_shape(examples)
     if (
         torchvision_name
         and isinstance(shape, tuple)

@@ -8,6 +8,21 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+NAMES: dict[str, str] = {
+    "mlp": "two hidden layers of 200 units; any shape",
+    "lenet5": "two 5x5 convolutions (6, 16), then 120 and 84 units; images from 12 x 12",
+    "lenet5-bn": "lenet5 with BatchNorm after each convolution, for example for fedbn; images from 12 x 12",
+    "lenet5-tanh": "lenet5 with tanh and average pooling, closer to the network of 1998; images from 12 x 12",
+    "cnn1": "two 3x3 convolutions (6, 16), then 120 units; images from 4 x 4",
+    "cnn2": "three 3x3 convolutions of 128 channels, one fully connected layer; images from 8 x 8",
+    "conv1d": "two convolutions of length 5 along time (32, 64 channels); series [channels, time]",
+    "resnet18": "residual network in the form for CIFAR (3x3 stem, no max pooling); images of any size; "
+    "torchvision's own is torchvision:resnet18",
+    "resnet18-gn": "resnet18 with GroupNorm instead of BatchNorm, for privacy.nets",
+    "unet": "U-Net of two levels (16, 32 channels) for training.task = 'segmentation'; images with even sides",
+}
+"""fedmutual's networks, with descriptions. torchvision's networks keep their names; users add "module:factory"."""
+
 _ORIGINAL = 32  # image side in the paper of LeNet5; smaller images are padded by 2, so that 28 (MNIST) becomes 32
 _SERIES_WIDTHS = (32, 64)  # channels of the convolutions of `conv1d`
 _LEAST_STEPS = 2  # steps in time, which the pooling halves

@@ -21,7 +21,7 @@ from fedmutual.core import Message
 from fedmutual.errors import ConfigError, shorten_error
 from fedmutual.files import limit_waiting
 from fedmutual.models.libraries import HF, HF_WEIGHTS, read_weights
-from fedmutual.models.networks import parse_image_shape
+from fedmutual.models.networks import NAMES, parse_image_shape
 
 PREFIX = "torchvision:"  # has the form of "module:factory"
 IMAGENET = "imagenet"
@@ -38,7 +38,8 @@ _PLAIN = {name: {"aux_logits": False, "init_weights": True} for name in ("google
 def find_name(network: str) -> str | None:
     """Return torchvision's name of a network of the configuration, with or without prefix; None for other networks."""
     bare = network.removeprefix(PREFIX)
-    return bare if ":" not in bare and bare in list_names() else None  # other modules must not be imported here
+    is_other = ":" in bare or network in NAMES  # other modules must not be imported here
+    return None if is_other or bare not in list_names() else bare
 
 
 @cache
@@ -82,13 +83,12 @@ class Weights(NamedTuple):
     place: str = ""  # the key and the file, for messages
 
 
-def find_weights(source: str, network: str, torchvision_name: str | None, key: str) -> Weights:
+def find_initial_weights(source: str, network: str, key: str) -> Weights:
     """Return the weights of a network of the configuration; without ImageNet weights, a result with random weights.
 
     Args:
         source: "imagenet", a file, or a folder with one file for each network, named after the network without "module:".
         network: the name in the configuration.
-        torchvision_name: torchvision's name of the network, or None.
         key: the configuration key that names the source.
 
     Raises:
@@ -96,6 +96,7 @@ def find_weights(source: str, network: str, torchvision_name: str | None, key: s
     """
     if source == IMAGENET:
         hint = f"; {PREFIX}{network} is torchvision's" if find_name(PREFIX + network) else ""
+        torchvision_name = find_name(network)
         found = try_fetch(torchvision_name) if torchvision_name else f"it is none of torchvision's networks{hint}"
         if isinstance(found, str):
             return Weights(f"random weights: ImageNet's of {network} could not be loaded ({found})", None)
