@@ -245,8 +245,8 @@ class ModelConfig(Section):
     weights"""
 
 
-class _RecipeConfig(Section):
-    """Keys that [training] and a client's own table have alike; None: unset."""
+class TrainingConfig(Section):
+    """The local work of a round."""
 
     clip_norm: keys.Positive | None = key()
     """the largest norm of the gradient of each network in a step; larger gradients are scaled down to this norm"""
@@ -266,11 +266,6 @@ class _RecipeConfig(Section):
     and sends its last trained copy of the shared model in each further round; unset, no client stops"""
     loss: str | None = key()
     """your own loss on targets in place of the task's, as "module:loss": a function of (output, target)"""
-
-
-class TrainingConfig(_RecipeConfig):
-    """The local work of a round."""
-
     local_epochs: keys.Count = key(5, only_if=(_BY_EPOCHS,))
     """passes over a client's training data in a round"""
     local_steps: keys.Count | None = key()
@@ -414,10 +409,18 @@ class PrivacyConfig(Section):
     """how epsilon is computed: by Renyi divergences, or by privacy random variables, which is tighter and slower"""
 
 
-def make_optional_table(kind: type[Section]) -> Any:
-    """Return a subclass of a table in which all keys are unset, for the settings of one client."""
-    types = get_type_hints(kind, include_extras=True)
-    unset: Table = {name: (types[name] | None, key(**vars(read_effect(kind, name)))) for name in kind.model_fields}
+def make_optional_table(kind: type[Section], names: str = "", *only_if: OnlyIf) -> Any:
+    """Return a subclass of a table in which all keys are unset, for the settings of one client.
+
+    names: the keys that a client may set; "": all. only_if: further conditions of these keys.
+    """
+    types, unset = get_type_hints(kind, include_extras=True), Table()
+    for name in names.split() or kind.model_fields:
+        effect = read_effect(kind, name)
+        # methods may share the file's tables, and a client's table is for one: what another key undoes is an error there
+        conditions = (replace(c, remark="") if "." in c.key else c for c in effect.only_if or ())
+        about, effect = kind.model_fields[name].description, replace(effect, only_if=(*conditions, *only_if))
+        unset[name] = types[name] | None, key(None, about, **vars(effect))
     return create_model(f"Client{kind.__name__}", __base__=Section, **unset)
 
 
@@ -437,32 +440,15 @@ class ClientModel(Section):
     """its personal network is not trained (an untrained participant, for experiments)"""
 
 
-class ClientTraining(_RecipeConfig):
+class ClientTraining(make_optional_table(TrainingConfig, "", _FEDERATED)):  # type: ignore[misc]
     """A client's own local work."""
 
-    only_if: ClassVar[OnlyIfs] = (_FEDERATED,)
-    local_epochs: keys.Count | None = key(only_if=(replace(_BY_EPOCHS, remark=""), _FEDERATED))
-    """its own passes over its training data in a round"""
-    local_steps: keys.Count | None = key()
-    """its own gradient steps in a round"""
-    batch_size: keys.BatchSize | None = key()
-    """examples in its own minibatches"""
-    task: str | None = key()
-    """its own task"""
-    shuffled: Annotated[float, Field(ge=0, le=1)] = key(0.0, only_if=())
+    shuffled: Annotated[float, Field(ge=0, le=1)] = key(0.0)
     """the fraction of its private labels that is shuffled (a bad participant, for experiments)"""
 
 
-class ClientOptimizer(Section):
+class ClientOptimizer(make_optional_table(OptimizerConfig, "lr momentum weight_decay", _FEDERATED)):  # type: ignore[misc]
     """A client's own optimiser settings."""
-
-    only_if: ClassVar[OnlyIfs] = (_FEDERATED,)
-    lr: keys.Rate | None = key()
-    """its own learning rate, at least 0"""
-    momentum: keys.Fraction | None = key(only_if=(_SGD, _FEDERATED))
-    """its own momentum"""
-    weight_decay: keys.Decay | None = key()
-    """its own weight decay"""
 
 
 class ClientConfig(Section):
