@@ -6,62 +6,19 @@ run code when a run folder is opened. Tests hold that the numbers equal those of
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from pydantic import TypeAdapter
 from torch import Tensor
 
 from fedmutual.config import ColumnConfig, Config
 from fedmutual.data.examples import ColumnPlan, Examples, Source, list_names
 from fedmutual.errors import ConfigError, format_count
+from fedmutual.rundir.schema import RecordedColumn
 
 FloatArray = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class EncodedColumn:
-    """How the cells of one column become features.
-
-    A category becomes one feature of 0 or 1 for each value. A missing number or date is replaced by `fill`, and then becomes
-    (cell - `mean`) / `std`; a date is its days since 1970-01-01. With `indicator` a last feature is 1 where the cell is
-    missing, else 0.
-    """
-
-    name: str
-    kind: Literal["number", "category", "date"]
-    values: tuple[str, ...] = ()  # of a category: one feature each; all are 0 for a missing or unknown value
-    fill: float = 0.0  # replaces a missing number or date
-    mean: float = 0.0
-    std: float = 1.0
-    indicator: bool = False
-
-    @property
-    def features(self) -> tuple[str, ...]:
-        """The names of the features that the column becomes: "sex=f", "sex=m"; of a number or a date its own name."""
-        names = [f"{self.name}={v}" for v in self.values] if self.kind == "category" else [self.name]
-        return (*names, *([f"{self.name} is missing"] if self.indicator else []))
-
-    def record(self) -> dict[str, Any]:
-        """Return the entry of environment.json."""
-        keys = ["values"] if self.kind == "category" else ["fill", "mean", "std"]
-        keys += ["indicator"] if self.indicator else []
-        entry = {key: getattr(self, key) for key in ("name", "kind", *keys)}
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in entry.items()}
-
-    def encode(self, cells: Tensor, vocabulary: Sequence[str]) -> Tensor:
-        """Return the features [B, n] float64 of the column's cells [B]."""
-        missing = cells.isnan()[:, None].to(cells.dtype)
-        features = self._encode(cells, vocabulary)
-        return torch.cat([features, missing], 1) if self.indicator else features
-
-    def _encode(self, cells: Tensor, vocabulary: Sequence[str]) -> Tensor:
-        if self.kind != "category":
-            return ((torch.where(cells.isnan(), self.fill, cells) - self.mean) / self.std)[:, None]
-        codes = torch.tensor([float(vocabulary.index(v)) if v in vocabulary else -1.0 for v in self.values])
-        return (cells[:, None] == codes.to(cells.dtype)).to(cells.dtype)
 
 
 @dataclass(frozen=True)
@@ -71,19 +28,19 @@ class Encoding:
     F is the number of features of all columns together, in the order of the columns.
     """
 
-    columns: tuple[EncodedColumn, ...]
+    columns: tuple[RecordedColumn, ...]
     vocabularies: tuple[tuple[str, ...], ...]  # a column each, as in its `ColumnPlan`
 
     @property
     def features(self) -> tuple[str, ...]:
-        """The names of all features, in order."""
-        return tuple(name for column in self.columns for name in column.features)
+        """The names of all features, in order: "sex=f", "sex=m"; of a number or a date the name of its column."""
+        return tuple(name for column in self.columns for name in _name_features(column))
 
     @property
     def plans(self) -> tuple[ColumnPlan, ...]:
         """The plans by which new rows are read."""
 
-        def make_plan(c: EncodedColumn, vocabulary: tuple[str, ...]) -> ColumnPlan:
+        def make_plan(c: RecordedColumn, vocabulary: tuple[str, ...]) -> ColumnPlan:
             known: dict[str, Any] = {"values": vocabulary or None} if c.kind == "category" else {"fill": c.fill}
             return ColumnPlan(c.name, ColumnConfig(kind=c.kind, indicator=c.indicator, **known), vocabulary)
 
@@ -92,19 +49,31 @@ class Encoding:
     def __call__(self, cells: Tensor) -> Tensor:
         """Return the features [B, F] float32 of cells [B, columns] float64."""
         parts = zip(self.columns, cells.T, self.vocabularies, strict=True)
-        return torch.cat([column.encode(x, vocabulary) for column, x, vocabulary in parts], 1).float()
+        return torch.cat([_encode(column, x, vocabulary) for column, x, vocabulary in parts], 1).float()
 
     def record(self) -> list[dict[str, Any]]:
         """Return the entry of environment.json."""
-        return [column.record() for column in self.columns]
+        return [column.model_dump(mode="json", exclude_unset=True) for column in self.columns]
 
 
-_ADAPTER = TypeAdapter(tuple[EncodedColumn, ...])
+def _name_features(column: RecordedColumn) -> tuple[str, ...]:
+    names = [f"{column.name}={v}" for v in column.values] if column.kind == "category" else [column.name]
+    return (*names, *([f"{column.name} is missing"] if column.indicator else []))
+
+
+def _encode(column: RecordedColumn, cells: Tensor, vocabulary: Sequence[str]) -> Tensor:
+    """Return the features [B, n] float64 of a column's cells [B]; see `RecordedColumn`."""
+    if column.kind == "category":
+        codes = [float(vocabulary.index(v)) if v in vocabulary else -1.0 for v in column.values]
+        features = (cells[:, None] == torch.tensor(codes, dtype=cells.dtype)).to(cells.dtype)
+    else:
+        features = ((torch.where(cells.isnan(), column.fill, cells) - column.mean) / column.std)[:, None]
+    return torch.cat([features, cells.isnan()[:, None].to(cells.dtype)], 1) if column.indicator else features
 
 
 def parse_encoding(entry: Sequence[Mapping[str, Any]]) -> Encoding:
     """Return the encoding that `Encoding.record` wrote. Its vocabularies are the values that it encodes."""
-    columns = _ADAPTER.validate_python(entry)
+    columns = tuple(RecordedColumn.model_validate(one, strict=False) for one in entry)
     return Encoding(columns, tuple(column.values for column in columns))
 
 
@@ -122,12 +91,13 @@ def learn_encoding(cells: FloatArray, plans: Sequence[ColumnPlan]) -> Encoding:
     return Encoding(columns, tuple(plan.vocabulary for plan in plans))
 
 
-def _learn_column(cells: FloatArray, plan: ColumnPlan) -> EncodedColumn:
+def _learn_column(cells: FloatArray, plan: ColumnPlan) -> RecordedColumn:
     settings = plan.settings
+    indicator: dict[str, Any] = {"indicator": True} if settings.indicator else {}
     if settings.kind == "category":
         codes = np.unique(cells[np.isfinite(cells)]).astype(int)
         values = settings.values or tuple(plan.vocabulary[i] for i in codes)
-        return EncodedColumn(plan.name, "category", values, indicator=settings.indicator)
+        return RecordedColumn(name=plan.name, kind="category", values=values, **indicator)
     missing = np.isnan(cells)
     fill = settings.fill
     if fill is None:
@@ -139,7 +109,7 @@ def _learn_column(cells: FloatArray, plan: ColumnPlan) -> EncodedColumn:
         rounding = len(filled) * np.finfo(np.float64).eps
         if std**2 <= rounding * std**2 + (rounding * mean) ** 2:  # constant but for rounding; the bound of scikit-learn
             std = 1.0
-    return EncodedColumn(plan.name, settings.kind, fill=float(fill), mean=mean, std=std, indicator=settings.indicator)
+    return RecordedColumn(name=plan.name, kind=settings.kind, fill=fill, mean=mean, std=std, **indicator)
 
 
 class EncodedExamples(Examples):

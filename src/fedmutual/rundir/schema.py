@@ -178,12 +178,17 @@ class RecordedNetworks(Record):
 
 
 class RecordedColumn(Record):
-    """The steps that make features of a table's column."""
+    """How the cells of a table's column become features.
+
+    A category becomes one feature of 0 or 1 for each value. A missing number or date is replaced by `fill`, and then becomes
+    (cell - `mean`) / `std`; a date is its days since 1970-01-01. With `indicator` a last feature is 1 where the cell is
+    missing, else 0.
+    """
 
     name: str
     kind: Literal["number", "category", "date"]
-    values: tuple[str, ...] = ()
-    fill: float = 0.0
+    values: tuple[str, ...] = ()  # of a category: one feature each; all are 0 for a missing or unknown value
+    fill: float = 0.0  # replaces a missing number or date
     mean: float = 0.0
     std: Annotated[float, Field(gt=0)] = 1.0
     indicator: bool = False
