@@ -6,21 +6,19 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmutual import tasks
-from fedmutual.calling import Shapes, find_image_shape, format_shape
+from fedmutual.calling import Shapes, format_shape
 from fedmutual.config import Config, DataConfig, has_own_data, make_client_config
 from fedmutual.config.keys import Table
-from fedmutual.core import get_target_kind
-from fedmutual.data import arrays, folder, stores, table
+from fedmutual.data import folder, stores
 from fedmutual.data.draws import Index, count_classes
 from fedmutual.data.encoding import EncodedExamples, parse_encoding
 from fedmutual.data.examples import Examples, Source
 from fedmutual.data.public import PublicPart, PublicSet, make_public_set
 from fedmutual.data.record import count_training_examples
 from fedmutual.data.rows import Rows
-from fedmutual.data.scaling import UNSCALED, find_form, parse_scaling
+from fedmutual.data.scaling import UNSCALED, parse_scaling
 from fedmutual.data.space import Space
-from fedmutual.data.table_file import SUFFIXES, TableFile
+from fedmutual.data.space_files import read_file
 from fedmutual.data.targets import Targets, read_targets
 from fedmutual.errors import ConfigError, DataError
 
@@ -35,10 +33,9 @@ def read_public_set(config: Config, path: Path, spaces: Mapping[str, Space], par
     """
     rows, examples, has_labels = read_public_rows(config, path, spaces)
     space = next(iter(spaces.values()))
-    is_classes = get_target_kind(tasks.make_task(space.task)) == "classes"
     size, parts = len(space.classes), dict[str, PublicPart]()
     for client, index in zip(spaces, np.array_split(rows.index, len(spaces)), strict=True):
-        labels = rows.with_index(index).labels if is_classes else np.zeros(len(index), np.int64)
+        labels = rows.with_index(index).labels if space.targets == "classes" else np.zeros(len(index), np.int64)
         counts = count_classes(labels, size).tolist() if has_labels else [0] * size
         trained = count_training_examples(partition["clients"][client]) if has_labels else [0] * size
         parts[client] = PublicPart(rows.with_index(index), examples, counts, trained)
@@ -68,7 +65,7 @@ def read_public_rows(config: Config, path: Path, spaces: Mapping[str, Space]) ->
         )
     data = make_client_config(config, clients[0]).data if has_own_data(config) else config.data
     source, has_labels = _read_source(path, data.model_copy(update={"root": path, "test": None, "group_by": None}), space)
-    kind = get_target_kind(tasks.make_task(space.task))
+    kind = space.targets
     targets: Index | Targets = np.full(len(source.train.x), -1, np.int64)
     if has_labels:
         known = data.model_copy(update={"classes": space.classes if kind == "classes" else data.classes})
@@ -87,24 +84,11 @@ def read_public_rows(config: Config, path: Path, spaces: Mapping[str, Space]) ->
 
 def _read_source(path: Path, data: DataConfig, space: Space) -> tuple[Source, bool]:
     """Return the rows of a file, unscaled, and whether they have labels; without labels they have placeholders."""
-    suffix, kind = path.suffix.lower(), get_target_kind(tasks.make_task(space.task))
     if path.is_dir():
-        return folder.read_folder(data.model_copy(update={"classes": space.classes}), domains=False, kind=kind), True
-    columns = space.scaling.get("columns")
-    if suffix in SUFFIXES and (space.columns is not None or columns):
-        names = [c["name"] for c in columns] if columns else [*(space.columns or ())]
-        has_labels = set(data.label_columns) <= {*TableFile(path, data).frame}
-        encoding = parse_encoding(columns) if columns else None
-        rows = table.read_rows(path, tuple(names), data, encoding, labelled=has_labels, numbers=kind == "numbers")
-        return Source(str(path), rows), has_labels
-    if suffix == ".npz" and space.columns is None:
-        contents = arrays.read_arrays(path, missing="name the file that all participants have")
-        has_labels = "y" in contents
-        if not has_labels and "x" in contents:
-            contents = {**contents, "y": np.zeros(len(contents["x"]), np.int64)}
-        source = arrays.make_source(contents, data, str(path)).with_form(
-            find_form(space.scaling, find_image_shape(space.shape))
-        )
-        return replace(source, test=None), has_labels
-    wanted = "a CSV file with the columns of the clients' data" if space.columns else "an npz file, or a folder of images"
-    raise DataError(f"{path}: is no public data for these clients (split.public_file); give {wanted}")
+        data = data.model_copy(update={"classes": space.classes})
+        return folder.read_folder(data, domains=False, kind=space.targets), True
+    read = None if path.suffix.lower() == ".npz" and space.columns is not None else read_file(path, space, data, None)
+    if read is None:
+        wanted = "a CSV file with the columns of the clients' data" if space.columns else "an npz file or a folder of images"
+        raise DataError(f"{path}: is no public data for these clients (split.public_file); give {wanted}")
+    return read

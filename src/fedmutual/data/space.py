@@ -34,7 +34,7 @@ class Space:
     @property
     def has_integers(self) -> bool:
         """Whether an input holds integers."""
-        return torch.int64 in map(find_dtype, [self.scaling, *self.scaling.get("inputs", {}).values()])
+        return torch.int64 in map(find_dtype, [self.scaling, *(self.scaling.get("inputs") or {}).values()])
 
     def make_examples(self) -> Inputs:
         """Return two inputs [2, *shape] for trying a network: rows of the data, or constants without such rows."""

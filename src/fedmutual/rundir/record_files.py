@@ -4,9 +4,8 @@ import json
 import os
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -19,15 +18,11 @@ from fedmutual.rundir.schema import (
     Calibrations,
     Environment,
     LogLine,
-    Participant,
     Record,
     Subgroups,
     SubgroupsFile,
     Summary,
 )
-
-if TYPE_CHECKING:
-    from fedmutual.calling import Shape
 
 R = TypeVar("R", bound=BaseModel)
 _FIX = "restore the file as the run wrote it, or begin again in another folder"
@@ -270,58 +265,3 @@ def read_metric(folder: Path) -> Metric:
         RunError: as `read_environment`.
     """
     return read_environment(folder).main_metric if (folder / ENVIRONMENT).exists() else ACCURACY
-
-
-@dataclass(frozen=True)
-class Interface:
-    """The inputs and outputs of a model."""
-
-    shape: "Shape"  # of one example: (F,), (C, T), (C, H, W), ..., or of several inputs by name
-    classes: tuple[str, ...]  # or labels, in the order of the outputs
-    task: str
-    scaling: dict[str, Any]  # of inputs: divisor, mean, std, size, augment
-    columns: tuple[str, ...] | None  # the names of a table's features
-    agreed: bool  # whether all clients of the model scale their inputs equally
-
-    @property
-    def dtype(self) -> str:
-        """The type of the inputs: float32, or int64 for ids."""
-        return self.scaling.get("dtype") or "float32"
-
-
-def find_participant(folder: Path, clients: Mapping[str, Participant], client: str | None = None) -> Participant:
-    """Return a client's record, with the inputs and outputs of its networks; without a client, the first client's record.
-
-    folder: of the run, for the message. clients: of the run, as `read_model_environment` returns them.
-
-    Raises:
-        RunError: the run has no such client.
-    """
-    if client is not None and client not in clients:
-        raise RunError(f"{folder}: there is no client {client!r}; there are {', '.join(clients)}")
-    return clients[client] if client is not None else next(iter(clients.values()))
-
-
-def read_interface(folder: Path, client: str | None = None) -> Interface:
-    """Return the inputs and outputs of a client's model; without a client, of the shared model.
-
-    Raises:
-        RunError: a file of the folder is missing or damaged, or the run has no such client.
-    """
-    from fedmutual.calling import Shapes
-
-    clients = read_model_environment(folder).clients
-    participant = find_participant(folder, clients, client)
-    return Interface(
-        shape=Shapes(participant.input) if isinstance(participant.input, dict) else participant.input,
-        classes=participant.classes,
-        task=participant.task,
-        scaling=participant.scaling.model_dump(mode="json"),
-        columns=participant.columns,
-        agreed=client is not None or all(_list_steps(other) == _list_steps(participant) for other in clients.values()),
-    )
-
-
-def _list_steps(participant: Participant) -> dict[str, Any]:
-    """Return the scaling of every input, without augmentation, which only training uses."""
-    return participant.scaling.model_dump(exclude={"augment"})

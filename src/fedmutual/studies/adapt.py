@@ -20,6 +20,7 @@ from fedmutual.config.methods import find_adapt_rival, make_algorithm
 from fedmutual.core import get_metric, get_target_kind
 from fedmutual.data.examples import list_names
 from fedmutual.data.labels import UnknownClass
+from fedmutual.data.space import Space
 from fedmutual.errors import ConfigError, DataError, RunError, warn_user
 from fedmutual.federation import build
 from fedmutual.federation.evaluation import score
@@ -29,10 +30,9 @@ from fedmutual.results.frame import read_method
 from fedmutual.role import LOCAL_ONLY
 from fedmutual.rundir.checkpoint import make_file_name, read_shared_state
 from fedmutual.rundir.file_names import ADAPT, CONFIG, FINE_TUNE, SCRATCH, server_folder
-from fedmutual.rundir.record_files import read_interface
 from fedmutual.studies.observers import Watch
 from fedmutual.studies.study import Setting, Study, check_folders, list_seeds, train_runs
-from fedmutual.studies.trained_run import Run
+from fedmutual.studies.trained_run import Run, has_one_scaling, read_space
 from fedmutual.tasks import make_task
 from fedmutual.user_code.recorded_code import check_tables, set_trust
 
@@ -151,9 +151,14 @@ class _SourceRun(Run):
             raise RunError(f"{folder}: its task has no main metric to compare by; give the task the member 'metric'")
 
     @cached_property
-    def takes(self) -> Any:
+    def takes(self) -> Space:
         """The inputs and outputs of its shared model. Raises RunError if environment.json is missing or damaged."""
-        return read_interface(self.folder)
+        return read_space(self.folder)
+
+    @cached_property
+    def has_one_scaling(self) -> bool:
+        """Whether all of its clients scale their inputs equally."""
+        return has_one_scaling(self.folder)
 
     def describe(self) -> Table:
         """Return the identity of this model: it differs for other models, and for this model after further rounds."""
@@ -232,7 +237,7 @@ class _Newcomer:
             return table
         if tuple(table.get("classes", takes.classes)) != takes.classes:
             self._refuse("data.classes", table["classes"], list_names(takes.classes))
-        if takes.agreed and FEDERATED in (table.get("mean"), table.get("std")):
+        if shared.has_one_scaling and FEDERATED in (table.get("mean"), table.get("std")):
             raise ConfigError(
                 f"{self.file}: 'data.mean' and 'data.std' cannot be {FEDERATED!r} of a newcomer; remove both keys"
             )
@@ -242,10 +247,10 @@ class _Newcomer:
         if KINDS[get_target_kind(task)].is_named:
             settled["classes"] = list(takes.classes)
         if takes.scaling.get("columns"):
-            numeric = ("kind", "fill", "mean", "std") if takes.agreed else ("kind",)
+            numeric = ("kind", "fill", "mean", "std") if shared.has_one_scaling else ("kind",)
             steps = {"category": ("kind", "values"), "number": numeric, "date": numeric}
             settled["columns"] = {c["name"]: {k: c[k] for k in steps[c["kind"]]} for c in takes.scaling["columns"]}
-        elif takes.agreed and "mean" not in table and "std" not in table:
+        elif shared.has_one_scaling and "mean" not in table and "std" not in table:
             settled |= {"mean": takes.scaling["mean"], "std": takes.scaling["std"]}
         if takes.scaling.get("size"):
             settled["size"] = takes.scaling["size"]
@@ -312,7 +317,7 @@ class _Newcomer:
             compared.append(("the classes", space.classes, takes.classes, "name these in data.classes, in this order"))
         if space.targets == "times":
             compared.append(("key 'data.times'", space.classes, takes.classes, "remove the key"))
-        if takes.agreed:
+        if source.has_one_scaling:
             scaled = (("mean", read.scaled.mean), ("std", read.scaled.std))
             compared += [(f"key 'data.{k}'", tuple(ours), tuple(takes.scaling[k]), rescale) for k, ours in scaled]
         for what, ours, theirs, fix in compared:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,20 +16,21 @@ from fedmutual.config import Config, DataConfig
 from fedmutual.core import Task, get_target_kind
 from fedmutual.data.convert import convert_array, convert_input, list_rows, name_inputs
 from fedmutual.data.encoding import Encoding, parse_encoding
-from fedmutual.data.examples import Examples, Part, list_names
+from fedmutual.data.examples import Examples, Part, Source, list_names
 from fedmutual.data.federation import Federation
 from fedmutual.data.objects import convert_inputs, is_frame
 from fedmutual.data.prepared import Prepared
 from fedmutual.data.rows import Rows, merge_rows
 from fedmutual.data.scaling import find_form, parse_scaling
 from fedmutual.data.sources import FILES
+from fedmutual.data.space import Space
 from fedmutual.data.stores import check_finite
 from fedmutual.data.text import encode_texts
 from fedmutual.errors import BadRows, DataError, RunError, warn_user
 from fedmutual.federation.evaluation import forward_in_parts
 from fedmutual.metric import KINDS, TargetKind
 from fedmutual.rundir.file_names import PARTITION
-from fedmutual.rundir.record_files import Interface, read_record
+from fedmutual.rundir.record_files import read_record
 from fedmutual.rundir.schema import Calibration, RecordedPartition
 from fedmutual.scores import find_finite_answers
 from fedmutual.tasks import compute_answers
@@ -51,7 +52,7 @@ class AnsweringModel(NamedTuple):
     use_code: Callable[[], AbstractContextManager[None]]  # within, what the run names can be imported
     net: nn.Module  # in eval mode
     description: str  # "personal model of client '3' (cnn1), round 20"
-    takes: Interface
+    takes: Space
     data: DataConfig  # of the client
     role: str  # in scores: "personal", "global", "ensemble", or "meme", a client's fork of the shared model
     network: str  # the name of its architecture
@@ -122,29 +123,30 @@ class AnsweringModel(NamedTuple):
         is_image = isinstance(shape, tuple) and len(shape) == 3 and shape[0] in (1, 3)
         return self.files or (is_image and self.takes.scaling["divisor"] != 1)
 
-    def find_reader(self, path: Path, labelled: bool) -> Literal["table", "npz", "saved", "images"]:
-        """Return what of the kinds of files that the model takes a path is. labelled: images are in a folder by class.
-
-        "saved" is a folder that the library datasets saved.
-
-        Raises:
-            DataError: it is of no such kind.
-        """
+    def is_image(self, path: Path, labelled: bool) -> bool:
+        """Return whether a path is an image that the model takes; of labelled ones a folder with those of each class."""
         from fedmutual.data.table_file import SUFFIXES  # imports pandas, which takes 0.3 s
 
-        suffix = path.suffix.lower()
-        is_array = suffix in (*SUFFIXES, ".npz")
-        if suffix in SUFFIXES and self.takes.columns is not None:
-            return "table"
-        if suffix == ".npz" and self.encoding is None:
-            return "npz"
-        if self.data.name == "datasets" and path.is_dir():
-            return "saved"
-        if self.takes_files and (path.is_dir() if labelled else not is_array):
-            return "images"
-        why = "contains no labelled examples for this model" if labelled else "the model learned from data of another kind"
-        wanted = self.describe_inputs(self.data.label_columns if labelled else None)
-        raise DataError(f"{path}: {why}; give it {wanted}")
+        is_saved, is_array = self.data.name == "datasets" and path.is_dir(), path.suffix.lower() in (*SUFFIXES, ".npz")
+        return self.takes_files and not is_saved and (path.is_dir() if labelled else not is_array)
+
+    def read_file(self, path: Path, data: DataConfig, labelled: bool) -> Source:
+        """Return the rows of a table, of arrays, or of a folder that the library datasets saved, unscaled.
+
+        data: how the files of the training are read.
+
+        Raises:
+            DataError: the path is of no such kind, or the rows do not fit the model.
+        """
+        from fedmutual.data.space_files import read_file  # imports pandas
+
+        read = read_file(path, self.takes, data, labelled)
+        if read is None:
+            kind = "contains no labelled examples for this model"
+            why = kind if labelled else "the model learned from data of another kind"
+            wanted = self.describe_inputs(self.data.label_columns if labelled else None)
+            raise DataError(f"{path}: {why}; give it {wanted}")
+        return read[0]
 
     def read_frame(self, frame: Any, place: str) -> Part:
         """Return the columns of a DataFrame that the model learned from as its rows, without labels, as those of a file.
@@ -295,12 +297,7 @@ class AnsweringModel(NamedTuple):
         shape = self.takes.shape
         return next((shape[mask][0] for mask in MASKS if mask in shape), None) if isinstance(shape, Shapes) else None
 
-    def list_arrays(self, names: Iterable[str]) -> tuple[str, ...] | None:
-        """Return which of the arrays with these names, of a file, are the inputs together; None: the array x alone."""
-        shape = self.takes.shape
-        return self.data.inputs or (tuple(shape) if isinstance(shape, Shapes) and "x" not in names else None)
-
-    def convert(self, x: Any, name: str, where: Callable[[int], str] | None = None) -> Inputs:
+    def convert(self, x: Any, name: str) -> Inputs:
         """Return an array [n, ...], or several by name, as unscaled inputs. name: of the array in messages.
 
         Raises:
@@ -310,12 +307,12 @@ class AnsweringModel(NamedTuple):
         if not isinstance(shape, Shapes):
             if isinstance(x, Mapping):
                 raise DataError(f"{name} has the inputs {list_names(list(x))}, and the model takes one array")
-            return convert_array(x, name, find_form(self.takes.scaling, shape), where)
+            return convert_array(x, name, find_form(self.takes.scaling, shape))
         if not isinstance(x, Mapping) or not shape.keys() <= x.keys():
             raise DataError(
                 f"{name}: the model takes the inputs {list_names(list(shape))}; give an array for each by its name"
             )
-        return {key: convert_input(x[key], f"{name}: input {key!r}", where) for key in shape}
+        return {key: convert_input(x[key], f"{name}: input {key!r}") for key in shape}
 
     def describe_inputs(self, labels: Sequence[str] | None = None) -> str:
         """Return in words which files the model takes. labels: the columns of labels, of files that have them."""

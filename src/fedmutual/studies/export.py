@@ -1,6 +1,5 @@
 """The export of a run's model into a folder that needs no fedmutual: weights, programs of raw inputs, and a model card."""
 
-import io
 import json
 import logging
 import os
@@ -12,7 +11,6 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from secrets import token_hex
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
@@ -82,14 +80,14 @@ def _write_files(folder: Path, answering: AnsweringModel) -> list[str]:
     write_tensors(folder / WEIGHTS, answering.net.state_dict(), about)
     try:
         program = _export_program(answering)
-        write_bytes(folder / PROGRAM, _serialise_program(program))
-        names = list(takes.shape) if isinstance(takes.shape, Shapes) else [_INPUT]
-        write_bytes(folder / ONNX, _convert_to_onnx(program, names, output))
+        torch.export.save(program, folder / PROGRAM)
+        _write_onnx(program, list(takes.shape) if isinstance(takes.shape, Shapes) else [_INPUT], output, folder / ONNX)
     except RunError as problem:
         missing = ONNX if (folder / PROGRAM).exists() else f"{PROGRAM} and {ONNX}"
         left_out = [f"{missing}: {problem}"]
     shape, steps = answering.raw_shape, takes.scaling
-    input: Any = {"name": _INPUT, "dtype": takes.dtype, "shape": list(shape), "columns": answering.columns}
+    dtype, columns = steps.get("dtype") or "float32", answering.columns
+    input: Any = {"name": _INPUT, "dtype": dtype, "shape": list(shape), "columns": columns}
     if isinstance(shape, Shapes):
         input = [{"name": k, "dtype": steps["inputs"][k].get("dtype") or "float32", "shape": v} for k, v in shape.items()]
     fitted = answering.calibration
@@ -152,7 +150,7 @@ def _export_program(answering: AnsweringModel) -> ExportedProgram:
     except Exception as problem:  # the network may be a user's code, and torch.export fails in many ways
         fixes_batch = "specialized it to be a constant" in str(problem)
         reason = "its code fixes the number of examples; use x.shape[0] in place of len(x)" if fixes_batch else None
-        raise RunError(f"torch.export cannot trace the network ({reason or _take_first_line(problem)})") from None
+        raise RunError(f"torch.export cannot trace the network ({reason or format_error(problem)})") from None
     if not all(b.isfinite().all() for _, b in pairs):
         raise RunError("the answers of the model for random inputs are not finite")
     if not difference <= _TOLERANCE:
@@ -160,25 +158,23 @@ def _export_program(answering: AnsweringModel) -> ExportedProgram:
     return program
 
 
-def _serialise_program(program: ExportedProgram) -> bytes:
-    content = io.BytesIO()
-    torch.export.save(program, content)
-    return content.getvalue()
+def _write_onnx(program: ExportedProgram, inputs: list[str], output: str, path: Path) -> None:
+    """Write an .onnx file: the named inputs [batch, *shape], and the named output [batch, ...] float32.
 
-
-def _convert_to_onnx(program: ExportedProgram, inputs: list[str], output: str) -> bytes:
-    """Return the content of an .onnx file: the named inputs [batch, *shape], and the named output [batch, ...] float32."""
+    Raises:
+        RunError: a package is missing, or an operation cannot be converted; there is no file then.
+    """
     missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
     if missing:
         raise RunError(f"ONNX needs the package {missing[0]!r}: " + 'pip install "fedmutual[onnx]"')
     try:
-        with _silence(), TemporaryDirectory() as folder:
+        with _silence():
             converted = torch.onnx.export(program, dynamo=True, verbose=False, input_names=inputs, output_names=[output])
             assert converted is not None  # so it is with dynamo=True and without a file
-            converted.save(path := str(Path(folder) / "model.onnx"), external_data=False)
-            return Path(path).read_bytes()
+            converted.save(path, external_data=False)
     except Exception as problem:  # converters of operations fail in many ways
-        raise RunError(f"the program cannot be converted to ONNX ({_take_first_line(problem)})") from None
+        path.unlink(missing_ok=True)
+        raise RunError(f"the program cannot be converted to ONNX ({format_error(problem)})") from None
 
 
 @contextmanager
@@ -192,7 +188,3 @@ def _silence() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
-
-
-def _take_first_line(problem: Exception) -> str:
-    return format_error(problem).strip().splitlines()[0]

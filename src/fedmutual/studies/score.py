@@ -15,13 +15,14 @@ from fedmutual import data
 from fedmutual.calling import find_image_shape, map_inputs
 from fedmutual.config import make_client_config
 from fedmutual.core import Task, get_metric
-from fedmutual.data import arrays, folder, saved, table
+from fedmutual.data import folder
 from fedmutual.data.check import digest_rows
 from fedmutual.data.draws import Names
-from fedmutual.data.examples import Examples, Part, Source, join_examples
+from fedmutual.data.examples import Examples, Source, join_examples
 from fedmutual.data.objects import Label, add_targets, is_frame, make_memory_source, name_columns
-from fedmutual.data.scaling import find_form
 from fedmutual.data.sources import TABLES
+from fedmutual.data.space_files import fit_form
+from fedmutual.data.table_file import SUFFIXES
 from fedmutual.data.targets import check_masks, read_targets
 from fedmutual.errors import ConfigError, DataError, UserError, format_count, warn_user
 from fedmutual.in_memory import PREFIX
@@ -226,23 +227,15 @@ def _read_labelled(file: Path, label: Label, answering: AnsweringModel, by: str 
 
     label: the columns of the labels of a table; None: those of the training.
     """
-    takes, kind, reader = answering.takes, answering.kind, answering.find_reader(file, labelled=True)
+    takes, is_table = answering.takes, file.suffix.lower() in SUFFIXES
     data = answering.data.model_copy(update={"root": file, "test": None, "group_by": by})  # of the training files
-    if label is not None and reader != "table":
+    if label is not None and not (is_table and takes.columns):
         raise DataError(f"{file}: label = {label!r} names a column, and this is no table; remove label")
-    if reader == "table":
+    if not answering.is_image(file, labelled=True):
         data = data if label is None else data.model_copy(update={"label": label})
-        numbers = kind != "classes"
-        rows = table.read_rows(file, takes.columns or (), data, answering.encoding, labelled=True, numbers=numbers)
-        return Source(str(file), rows)
-    if reader == "npz":
-        read = arrays.read_arrays(file, missing="name another")
-        data = data.model_copy(update={"inputs": answering.list_arrays(read)})
-        return _fit_form(arrays.make_source(read, data, str(file)), answering)
-    if reader == "saved":
-        read = saved.read_rows(file, data, takes.shape, labelled=True)
-        return _fit_form(arrays.make_source(read, data.model_copy(update={"inputs": None}), str(file)), answering)
-    source = folder.read_folder(data.model_copy(update={"classes": takes.classes}), domains=False, kind=kind)
+        source = answering.read_file(file, data, labelled=True)
+        return source if is_table else _name_classes(source, answering)
+    source = folder.read_folder(data.model_copy(update={"classes": takes.classes}), domains=False, kind=answering.kind)
     if source.test is not None:
         raise DataError(f"{file}: contains the folders train and test; name one of the two")
     for note in source.notes:
@@ -275,28 +268,20 @@ def _take_labelled(rows: Any, label: Label, answering: AnsweringModel, by: str |
         rows = (answering.arrange(rows[0], place), rows[1]) if is_pair else rows
         length = answering.steps or answering.data.length  # of series in a Dataset
         source = make_memory_source(rows, None, None, place, answering.data.model_copy(update={"length": length}))
-    fitted = _fit_form(source, answering)
-    return replace(fitted, train=replace(fitted.train, groups=groups))
+    fitted = _name_classes(fit_form(source, answering.takes), answering)
+    return replace(fitted, train=replace(fitted.train, groups=groups), test=None)
 
 
-def _fit_form(source: Source, answering: AnsweringModel) -> Source:
-    """Return rows in the form and under the class names that the model learned."""
-    takes = answering.takes
-    if isinstance(takes.shape, tuple):
-        source = source.with_form(find_form(takes.scaling, takes.shape))
-    named = _name_classes(source, takes.classes) if answering.kind == "classes" else source.train
-    return replace(source, train=named, test=None)
-
-
-def _name_classes(source: Source, classes: Sequence[str]) -> Part:
-    """Return the rows of an npz file with class names as labels; whole numbers count the model's classes from 0."""
-    numbers = source.train.labels
-    if source.classes is not None or numbers.dtype.kind not in "biu" or {str(n) for n in np.unique(numbers)} <= {*classes}:
-        return source.train
+def _name_classes(source: Source, answering: AnsweringModel) -> Source:
+    """Return rows with class names as labels; whole numbers count the model's classes from 0."""
+    numbers, classes = source.train.labels, answering.takes.classes
+    are_names = source.classes is not None or numbers.dtype.kind not in "biu"
+    if answering.kind != "classes" or are_names or {str(n) for n in np.unique(numbers)} <= {*classes}:
+        return source
     row = next((i for i, n in enumerate(numbers) if not 0 <= n < len(classes)), None)
     if row is not None:
         raise DataError(
             f"{source.train.where(row)}: its label {numbers[row]} is no class of the model, which has {len(classes)}, from "
             f"0 to {len(classes) - 1}; fix the label, or save the names of the classes as labels"
         )
-    return replace(source.train, labels=np.array(classes)[numbers.astype(int)])
+    return replace(source, train=replace(source.train, labels=np.array(classes)[numbers.astype(int)]))

@@ -12,10 +12,10 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from fedmutual import models
-from fedmutual.calling import Shape, Shapes
+from fedmutual.calling import Shapes
 from fedmutual.config import Config, has_own_data, make_client_config, read_dumped
 from fedmutual.core import At, Message, Task, format_tensor
-from fedmutual.data.space import make_constants
+from fedmutual.data.space import Space
 from fedmutual.errors import RunError
 from fedmutual.federation.evaluation import WEIGHT, Ensemble
 from fedmutual.federation.networks import POOLED
@@ -29,10 +29,8 @@ from fedmutual.rundir import best as bests
 from fedmutual.rundir.checkpoint import make_file_name, read_checkpoint, read_shared_state, read_state
 from fedmutual.rundir.file_names import CONFIG, SUMMARY, client_folder, server_folder
 from fedmutual.rundir.record_files import (
-    find_participant,
     is_finished,
     read_calibrations,
-    read_interface,
     read_metric,
     read_model_environment,
     read_summary,
@@ -331,12 +329,11 @@ class Run:
         def find_state(names: Collection[str]) -> Message:
             return meme_state if set(names) <= meme_state.keys() else read_shared_state(self._single) | meme_state
 
-        rng, model, sizes = At(0, -1, 1).rng("any"), self.config.model, self._find_sizes(client)
+        rng, model, takes = At(0, -1, 1).rng("any"), self.config.model, read_space(self._single, client)
 
         def make() -> nn.Module:
-            takes = read_interface(self._single, client)
-            examples = make_constants(takes.shape, takes.scaling)
-            return build_meme(model, *sizes, rng, rng, of_pixels=None, examples=examples, check=False)
+            examples = takes.make_examples()
+            return build_meme(model, takes.shape, takes.outputs, rng, rng, of_pixels=None, examples=examples, check=False)
 
         return self._restore_net(make, (model.shared, model.adaptor), find_state)
 
@@ -362,7 +359,7 @@ class Run:
             UserError: there is no such client, or the code of an own task is missing or may not be imported.
         """
         with self._use_code():
-            takes = read_interface(self._single, client)
+            takes = read_space(self._single, client)
             return make_task(takes.task, outputs=takes.classes)
 
     def _choose_model(self, client: str | None, best: bool = False, ensemble: bool = False) -> AnsweringModel:
@@ -393,8 +390,7 @@ class Run:
             role, network, net = "global", shared, self.global_model(best)
             what = f"{'model of all data in one place' if known.pooled else 'shared model'} ({shared})"
             served = f", for client {client!r}, which has no personal model" if client is not None else ""
-        takes = read_interface(place, client)
-        if not takes.agreed:
+        if client is None and not has_one_scaling(place):
             raise RunError(f"{place}: each client scales its inputs differently; name a client with --client")
         config = self.config
         if has_own_data(config):
@@ -411,7 +407,7 @@ class Run:
             self._use_code,
             net=net,
             description=f"{what}, {when}{served}",
-            takes=takes,
+            takes=read_space(place, client),
             data=config.data,
             role=role,
             network=network,
@@ -430,11 +426,6 @@ class Run:
             else:
                 with hold_objects(self._objects):
                     yield
-
-    def _find_sizes(self, client: str | None = None) -> tuple[Shape, int]:
-        """Return the inputs and outputs of one client's networks, or of all clients' networks."""
-        space = find_participant(self._single, read_model_environment(self._single).clients, client)
-        return Shapes(space.input) if isinstance(space.input, dict) else space.input, space.outputs
 
     def _list_shared_names(self) -> set[str]:
         """Return the names of the shared network's tensors."""
@@ -460,8 +451,8 @@ class Run:
         return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
 
     def _make_factory(self, name: str, client: str | None = None) -> Callable[[], nn.Module]:
-        sizes, rng = self._find_sizes(client), At(0, -1, 1).rng("any")
-        return partial(models.build, name, *sizes, rng, of_pixels=None, check=False)
+        takes, rng = read_space(self._single, client), At(0, -1, 1).rng("any")
+        return partial(models.build, name, takes.shape, takes.outputs, rng, of_pixels=None, check=False)
 
     def _build_net(self, name: str, find_state: _FindState, client: str | None = None) -> nn.Module:
         return self._restore_net(self._make_factory(name, client), (name,), find_state)
@@ -495,6 +486,32 @@ class Run:
                     "environment.json; restore the folder as the run wrote it"
                 )
         return state
+
+
+def read_space(folder: Path, client: str | None = None) -> Space:
+    """Return the inputs and outputs of a client's model; without a client, of the shared model.
+
+    Raises:
+        RunError: a file of the folder is missing or damaged, or the run has no such client.
+    """
+    clients = read_model_environment(folder).clients
+    if client is not None and client not in clients:
+        raise RunError(f"{folder}: there is no client {client!r}; there are {', '.join(clients)}")
+    recorded = clients[client] if client is not None else next(iter(clients.values()))
+    return Space(
+        shape=Shapes(recorded.input) if isinstance(recorded.input, dict) else recorded.input,
+        classes=recorded.classes,
+        outputs=recorded.outputs,
+        task=recorded.task,
+        scaling=recorded.scaling.model_dump(mode="json"),
+        columns=recorded.columns,
+    )
+
+
+def has_one_scaling(folder: Path) -> bool:
+    """Return whether all clients of a run scale their inputs equally; only training augments them."""
+    scalings = [client.scaling.model_dump(exclude={"augment"}) for client in read_model_environment(folder).clients.values()]
+    return all(scaling == scalings[0] for scaling in scalings)
 
 
 def open_trained_run(folder: Path, config: Config) -> Run:

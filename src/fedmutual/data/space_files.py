@@ -1,0 +1,54 @@
+"""Rows of a file in the form that a known space takes: tables, arrays, and folders that the library datasets saved."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedmutual.calling import Shapes
+from fedmutual.config import DataConfig
+from fedmutual.data import arrays, saved, table
+from fedmutual.data.encoding import parse_encoding
+from fedmutual.data.examples import Source
+from fedmutual.data.scaling import find_form
+from fedmutual.data.space import Space
+from fedmutual.data.table_file import SUFFIXES, TableFile
+
+
+def read_file(path: Path, space: Space, data: DataConfig, labelled: bool | None) -> tuple[Source, bool] | None:
+    """Return the rows of a file, unscaled, and whether they have labels; without labels they have placeholders.
+
+    None: it is no file of a kind that the space takes. data: how the files of the training are read. labelled: whether
+    labels are wanted; None: if the file has them.
+
+    Raises:
+        UserError: the file cannot be read, or its rows do not have the form of the space.
+    """
+    suffix, columns = path.suffix.lower(), space.scaling.get("columns")
+    if suffix in SUFFIXES and space.columns is not None:
+        if labelled is None:
+            labelled = {*data.label_columns} <= {*TableFile(path, data).frame}
+        encoding, numbers = parse_encoding(columns) if columns else None, space.targets != "classes"
+        rows = table.read_rows(path, space.columns, data, encoding, labelled=labelled, numbers=numbers)
+        return Source(str(path), rows), labelled
+    inputs, contents = None, dict[str, Any]()
+    if suffix == ".npz" and not columns:
+        contents = {**arrays.read_arrays(path, missing="name another")}
+        inputs = data.inputs or (tuple(space.shape) if isinstance(space.shape, Shapes) and "x" not in contents else None)
+    elif data.name == "datasets" and path.is_dir():
+        contents = saved.read_rows(path, data, space.shape, labelled is not False)
+    else:
+        return None
+    if labelled is None:
+        labelled = "y" in contents
+    if not labelled:
+        x = contents.get(inputs[0] if inputs else "x", ())
+        contents["y"] = np.zeros(len(np.atleast_1d(next(iter(x.values())) if isinstance(x, dict) else x)), np.int64)
+    source = arrays.make_source(contents, data.model_copy(update={"inputs": inputs}), str(path))
+    return fit_form(replace(source, test=None), space), labelled
+
+
+def fit_form(source: Source, space: Space) -> Source:
+    """Return rows in the form that the space takes. Raises DataError where they cannot have it."""
+    return source if isinstance(space.shape, Shapes) else source.with_form(find_form(space.scaling, space.shape))
