@@ -12,7 +12,6 @@ from fedmutual.data.convert import Where, convert_input
 from fedmutual.data.examples import (
     ArrayExamples,
     Examples,
-    NamedExamples,
     Part,
     Source,
     UserArrayExamples,
@@ -134,9 +133,7 @@ def make_examples(values: npt.NDArray[Any] | Mapping[str, npt.NDArray[Any]], nam
     if len(set(counts.values())) != 1:
         listed = ", ".join(f"{key!r} {count}" for key, count in counts.items()) or "none"
         raise DataError(f"{name}: all inputs must have one row for each example, and have {listed} rows")
-    return NamedExamples(
-        {k: ArrayExamples(convert_input(v, f"{name}: input {k!r}", where).numpy()) for k, v in values.items()}
-    )
+    return ArrayExamples({k: convert_input(v, f"{name}: input {k!r}", where) for k, v in values.items()})
 
 
 def _make_part(arrays: ArraysByName, config: DataConfig, place: str, x: str, y: str, suffix: str = "") -> Part:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 from torch.utils.data import Dataset
 
-from fedmutual.calling import Inputs, list_tensors
+from fedmutual.calling import Inputs, list_tensors, map_inputs
 from fedmutual.config import ColumnConfig
 from fedmutual.core import format_tensor
 from fedmutual.data.convert import (
@@ -152,26 +152,30 @@ class Source:
 
 
 class ArrayExamples(Examples):
-    """Examples in memory, from one array [n, *shape] that networks can take unchanged."""
+    """Examples in memory that networks can take unchanged: one array or tensor [n, *shape], or several tensors by name."""
 
-    def __init__(self, x: npt.NDArray[Any]) -> None:
-        self._array = x
-
-    @cached_property
-    def _x(self) -> Tensor:
-        return view_array(self._array)
+    def __init__(self, x: npt.NDArray[Any] | Inputs) -> None:
+        self._x = view_array(x) if isinstance(x, np.ndarray) else x
 
     def __len__(self) -> int:
-        return len(self._array)
+        return len(list_tensors(self._x)[0])
 
-    def take(self, rows: Sequence[int]) -> Tensor:
+    def take(self, rows: Sequence[int]) -> Inputs:
         """Return the examples of `rows` [B, *shape]; see `Examples.take`."""
-        return self._x[torch.as_tensor(rows, dtype=torch.int64)]
+        index = torch.as_tensor(rows, dtype=torch.int64)
+        return map_inputs(lambda one: one[index], self._x)
 
     def digest(self) -> bytes:
-        """Return the SHA-256 digest of the type, the shape and all bytes."""
-        about = repr((self._x.dtype, tuple(self._x.shape))).encode()
-        return hashlib.sha256(about + hashlib.sha256(self._x.numpy().data).digest()).digest()
+        """Return the digest of all inputs."""
+        return digest_inputs(self._x)
+
+
+def digest_inputs(x: Inputs) -> bytes:
+    """Return the SHA-256 digest of the type, the shape and all bytes of an input; of several, with their names."""
+    if not isinstance(x, Tensor):
+        return hashlib.sha256(b"".join(f"{name}\0".encode() + digest_inputs(one) for name, one in x.items())).digest()
+    about = repr((x.dtype, tuple(x.shape))).encode()
+    return hashlib.sha256(about + hashlib.sha256(x.numpy().data).digest()).digest()
 
 
 class UserArrayExamples(ArrayExamples):
@@ -185,12 +189,15 @@ class UserArrayExamples(ArrayExamples):
         """
         self._forms = find_forms(x, name)
         # decimal numbers are converted here, once, so that float64 takes no memory
-        super().__init__(x if IDS in self._forms else convert_decimals(x, where))
+        self._array = x if IDS in self._forms else convert_decimals(x, where)
         self._name, self._where, self._form = name, where, form
 
     @cached_property
-    def _x(self) -> Tensor:
+    def _x(self) -> Tensor:  # type: ignore[override]
         return convert_array(self._array, self._name, self._form, self._where)
+
+    def __len__(self) -> int:
+        return len(self._array)
 
     @property
     def forms(self) -> tuple[Form, ...]:
@@ -200,24 +207,6 @@ class UserArrayExamples(ArrayExamples):
     def with_form(self, form: Form) -> "UserArrayExamples":
         """Return the examples in another form."""
         return UserArrayExamples(self._array, self._name, self._where, form)
-
-
-class NamedExamples(Examples):
-    """Several inputs of each example by name, each as its own examples of equal number."""
-
-    def __init__(self, parts: Mapping[str, Examples]) -> None:
-        self.parts = parts
-
-    def __len__(self) -> int:
-        return len(next(iter(self.parts.values())))
-
-    def take(self, rows: Sequence[int]) -> Inputs:
-        """Return the inputs of `rows` by name, each [B, *shape]; see `Examples.take`."""
-        return {name: part.take_one(rows) for name, part in self.parts.items()}
-
-    def digest(self) -> bytes:
-        """Return a digest of the names and the digests of all inputs."""
-        return hashlib.sha256(b"".join(f"{name}\0".encode() + part.digest() for name, part in self.parts.items())).digest()
 
 
 class OneInput(Examples):
@@ -282,13 +271,12 @@ class DatasetExamples(Examples):
                 )
         if sentences:
             raise BadRows(*sentences)
-        return stack_inputs(examples)
+        return tree_map(lambda *one: torch.stack(one), *examples)  # type: ignore[no-any-return]
 
     def digest(self) -> bytes:
         """Return a digest of the number of examples and of up to 64 evenly spaced ones; reading all may take hours."""
-        x = self.take(choose_evenly(len(self), 64))
-        chosen = ArrayExamples(x.numpy()) if isinstance(x, Tensor) else NamedExamples(make_array_examples(x))
-        return hashlib.sha256(repr(len(self)).encode() + chosen.digest()).digest()
+        chosen = self.take(choose_evenly(len(self), 64))
+        return hashlib.sha256(repr(len(self)).encode() + digest_inputs(chosen)).digest()
 
     @cached_property
     def _first_item(self) -> Inputs:
@@ -394,16 +382,6 @@ def split_item(item: Any) -> tuple[Any, Any]:
         return item, None
     x = {k: v for k, v in item.items() if k != label}
     return x if len(x) != 1 else next(iter(x.values())), item[label]
-
-
-def stack_inputs(rows: Sequence[Inputs]) -> Inputs:
-    """Return the inputs of single examples as those of a batch, [B, ...]."""
-    return tree_map(lambda *one: torch.stack(one), *rows)  # type: ignore[no-any-return]
-
-
-def make_array_examples(x: Mapping[str, Tensor]) -> dict[str, Examples]:
-    """Return several inputs [n, ...] as examples by name."""
-    return {name: ArrayExamples(one.numpy()) for name, one in x.items()}
 
 
 def note_rounding(columns: Mapping[str, npt.NDArray[Any]], place: str, fix: str) -> list[str]:

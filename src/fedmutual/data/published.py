@@ -54,7 +54,7 @@ def read_digits(config: DataConfig) -> Source:
     """
     images, labels = _load_digits()
     x = convert_array(images.astype(np.uint8), "digits")
-    part = Part(ArrayExamples(x.numpy()), labels.copy(), lambda i: f"example {i} of digits")
+    part = Part(ArrayExamples(x), labels.copy(), lambda i: f"example {i} of digits")
     # mean and standard deviation of all pixels / 16
     return Source("digits", part, classes=tuple(string.digits), published=(16.0, (0.3053,), (0.3760,)))
 
@@ -104,7 +104,7 @@ def read_torchvision(config: DataConfig) -> Source:
 
     def make_part(dataset: Any, place: str) -> Part:
         x = convert_array(np.asarray(dataset.data), place)
-        return Part(ArrayExamples(x.numpy()), np.asarray(dataset.targets), lambda i: f"example {i} of {place}")
+        return Part(ArrayExamples(x), np.asarray(dataset.targets), lambda i: f"example {i} of {place}")
 
     return Source(
         name,
