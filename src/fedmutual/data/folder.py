@@ -147,8 +147,8 @@ def _read_part(
     if has_labels or config.group_by is not None:
         from fedmutual.data import table  # imports pandas, which takes 0.3 s
 
-        labels = table.read_labels(base / METADATA, names, config, kind != "classes") if has_labels else labels
-        groups = None if config.group_by is None else table.read_groups(base / METADATA, names, config)
+        read, groups = table.read_metadata(base / METADATA, names, config, has_labels, kind != "classes")
+        labels = labels if read is None else read
     return make_image_part(images, labels, groups, np.array(domain_names) if domains else None), images, masks
 
 

@@ -214,43 +214,36 @@ def read_rows(
     return Part(_make_examples(x, file, config), labels, file.name_row.with_file, groups)
 
 
-def read_labels(path: Path, names: Sequence[str], config: DataConfig, numbers: bool) -> npt.NDArray[Any]:
-    """Return the labels of files [n, ...] from a table with the column file_name. names: of the files, in its words.
+def read_metadata(
+    path: Path, names: Sequence[str], config: DataConfig, labelled: bool, numbers: bool
+) -> tuple[npt.NDArray[Any] | None, Names | None]:
+    """Return the labels [n, ...] of files, and their groups [n] (`data.group_by`), from a table with the column file_name.
+
+    names: of the files, in its words. labelled: whether the table has labels; numbers: as in `read_table`.
 
     Raises:
         BadRows: a column is missing, or cells cannot be used.
         DataError: the table is missing, or lacks a file.
     """
-    file = TableFile(path, config, "it has the columns file_name and those of data.label")
+    group = config.group_by
+    named = [(column, "data.label") for column in config.label_columns if labelled]
+    named += [(group, "data.group_by")] if group is not None else []
+    keys, columns = dict.fromkeys(key for _, key in named), ["file_name", *(column for column, _ in named)]
+    file = TableFile(path, config, f"{' and '.join(keys)} needs it, with the columns {', '.join(columns)}")
     file.require_columns([("file_name", "each row names a file by")])
-    file.require_columns((column, "data.label names") for column in config.label_columns)
+    file.require_columns((column, f"{key} names") for column, key in named)
     raise_problems([file])
-    labels = _read_labels(file, config, numbers)
+    labels = _read_labels(file, config, numbers) if labelled else None
     raise_problems([file])
-    return labels[_find_files(file, names)]
-
-
-def read_groups(path: Path, names: Sequence[str], config: DataConfig) -> Names:
-    """Return the groups of files [n] (`data.group_by`), as `read_labels` returns labels, with the same errors."""
-    column = config.group_by or ""
-    file = TableFile(path, config, f"data.group_by needs it, with the columns file_name and {column}")
-    file.require_columns([("file_name", "each row names a file by"), (column, "data.group_by names")])
-    raise_problems([file])
-    groups = _get_names(file.frame, column)[_find_files(file, names)]
-    if (groups == "").any():
+    rows = {os.path.normpath(name.replace("\\", "/")): row for row, name in enumerate(file.frame["file_name"].map(str))}
+    if missing := [name for name in names if name not in rows]:  # the table may have Windows' backslashes
+        raise DataError(f"{path}: no row names the file {missing[0]} ({len(missing)} of {len(names)} files); add a row")
+    found = [rows[name] for name in names]
+    groups = None if group is None else _get_names(file.frame, group)[found]
+    if groups is not None and (groups == "").any():
         first = names[int((groups == "").argmax())]
-        raise DataError(f"{path}: it names no {column} for {first}; fill in the cells of this column")
-    return groups
-
-
-def _find_files(file: TableFile, names: Sequence[str]) -> list[int]:
-    """Return the row of each file in a table with the column file_name, which may have Windows' backslashes."""
-    named = enumerate(file.frame["file_name"].map(str))
-    rows = {os.path.normpath(name.replace("\\", "/")): row for row, name in named}
-    missing = [name for name in names if name not in rows]
-    if missing:
-        raise DataError(f"{file.path}: no row names the file {missing[0]} ({len(missing)} of {len(names)} files); add a row")
-    return [rows[name] for name in names]
+        raise DataError(f"{path}: it names no {group} for {first}; fill in the cells of this column")
+    return None if labels is None else labels[found], groups
 
 
 def _read_part(
