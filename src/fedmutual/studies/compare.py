@@ -8,8 +8,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-import torch
-
 from fedmutual import data
 from fedmutual.algorithms import ALGORITHMS
 from fedmutual.config import (
@@ -25,14 +23,13 @@ from fedmutual.config.grid import LEARNING_RATE, draw_combinations, expand_grid,
 from fedmutual.core import Schedule
 from fedmutual.errors import ConfigError, UserError
 from fedmutual.events import Observer
-from fedmutual.federation import build
 from fedmutual.role import DEFAULT_METHODS
 from fedmutual.rundir.file_names import TUNED
 from fedmutual.rundir.record_files import write_record
 from fedmutual.rundir.schema import TunedRecord
 from fedmutual.settings import LEAST_TRIALS, RATE_FACTORS
 from fedmutual.studies.observers import Watch
-from fedmutual.studies.study import RunKey, Setting, Study, list_runs, list_seeds, train_runs
+from fedmutual.studies.study import RunKey, Setting, Study, list_runs, list_seeds, rehearse, train_runs
 from fedmutual.studies.sweep import KEPT, SHARE, Sweep, has_effect_on_rows, plan_combinations, train_sweep
 from fedmutual.studies.trained_run import Run, open_trained_run
 
@@ -89,10 +86,7 @@ def find_unfit_methods(
     for method in methods:
         try:
             variant, _ = replace_algorithm(config, method, method_settings)
-            with torch.random.fork_rng(devices=[]):
-                experiment = build.build(variant, prepared=prepared)
-                for client in experiment.clients:
-                    experiment.build_networks(client)
+            experiment = rehearse(variant, prepared)
             if variant.model.batchnorm != config.model.batchnorm and experiment.nets.notes:  # the method would be FedAvg
                 raise ConfigError(experiment.nets.notes[0])
             _check_paces({config.algorithm["name"]: config, method: variant})

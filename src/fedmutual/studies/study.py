@@ -6,9 +6,14 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from fedmutual import data
 from fedmutual.config import Config, override_config
 from fedmutual.errors import ConfigError
 from fedmutual.events import Event, Observer
+from fedmutual.federation import build
+from fedmutual.federation.experiment import Experiment
 from fedmutual.rundir.file_names import CONFIG
 from fedmutual.rundir.folder import check_free, check_resumable
 from fedmutual.studies.observers import Watch, make_warning_observers
@@ -64,6 +69,19 @@ def run(
     with set_trust(trust_code):
         train_runs(list_runs(config, folder), resume, lambda name: watch(name or config.name), observers=observers)
     return open_trained_run(folder, config)
+
+
+def rehearse(config: Config, prepared: Mapping[str, data.Prepared]) -> Experiment:
+    """Build an experiment and the networks of all clients, untrained, so that errors appear now and not hours later.
+
+    Raises:
+        UserError: the data or a network do not fit the configuration.
+    """
+    with torch.random.fork_rng(devices=[]):
+        experiment = build.build(config, prepared=prepared)
+        for client in experiment.clients:
+            experiment.build_networks(client)
+    return experiment
 
 
 def list_seeds(config: Config, count: int) -> range:

@@ -103,7 +103,7 @@ class SweepPlan:
 
     name: str  # of the configuration
     combinations: Sequence[Setting]
-    local_only: Sequence[Setting | None]  # beside each combination; None where there are no personal models to compare
+    local_only: Mapping[str, Setting]  # by label: beside each combination whose personal models it can be compared with
     study: Study  # of all settings, each once
     by: By | None = None
     halving: bool = False
@@ -127,13 +127,8 @@ class SweepPlan:
     def most_trainings(self) -> int:
         """How many runs are trained or continued, at most."""
         runs, each = len(self.study.runs), len(self.study.runs) // len(self.study.settings)
-        beside = 2 if any(self.local_only) else 1
+        beside = 2 if self.local_only else 1
         return sum(min(runs, beside * count * each) for _, count in self.rungs)
-
-    @property
-    def local_only_by_label(self) -> dict[str, Setting | None]:
-        """Label of a combination -> local-only training beside it."""
-        return dict(zip((setting.label for setting in self.combinations), self.local_only, strict=True))
 
 
 def sweep(
@@ -228,7 +223,7 @@ def plan_sweep(
     settings = _make_settings(experiment, combinations, several, by)
     first = settings[0].config
     local_only = _list_local_only(settings, several)
-    each = {setting.folder: setting for setting in (*settings, *local_only) if setting is not None}
+    each = {setting.folder: setting for setting in (*settings, *local_only.values())}
     study = Study([*each.values()], list_seeds(first, seeds), out or Path("runs") / f"{first.name}-sweep")
     return _check_halving(SweepPlan(first.name, settings, local_only, study, by, halving))
 
@@ -243,7 +238,7 @@ def plan_combinations(
     """
     settings = _make_settings(config, combinations, tuple(combinations[0]), None)
     study = Study(settings, [config.seed], out)
-    return _check_halving(SweepPlan(config.name, settings, [None] * len(settings), study, halving=halving))
+    return _check_halving(SweepPlan(config.name, settings, {}, study, halving=halving))
 
 
 def _check_halving(plan: SweepPlan) -> SweepPlan:
@@ -314,13 +309,12 @@ def has_effect_on_rows(key: str) -> bool:
     return key in ("name", "seed") or inner[:1] in (["data"], ["partition"], ["split"]) or inner == ["training", "task"]
 
 
-def _list_local_only(settings: Sequence[Setting], several: Sequence[str]) -> list[Setting | None]:
-    """Return local-only training with the values of each setting, equal ones as one; None without personal models."""
+def _list_local_only(settings: Sequence[Setting], several: Sequence[str]) -> dict[str, Setting]:
+    """Return label -> local-only training with the values of a setting that has personal models, equal ones as one."""
     known = [setting for setting in settings if setting.config.algorithm["name"] == LOCAL_ONLY]
-    references: list[Setting | None] = []
+    references = dict[str, Setting]()
     for setting in settings:
         if not _has_model(setting.config, "personal"):
-            references.append(None)
             continue
         config, _ = replace_algorithm(setting.config, LOCAL_ONLY)
         same = next((s for s in known if s.config == config), None)
@@ -328,7 +322,8 @@ def _list_local_only(settings: Sequence[Setting], several: Sequence[str]) -> lis
             values = {k: v for k, v in setting.values.items() if ".algorithm." not in f".{k}."}
             label = ", ".join(filter(None, (LOCAL_ONLY, make_label({k: v for k, v in values.items() if k in several}))))
             known.append(same := Setting(label, config, make_folder_name(label), values))
-        references.append(same if same is not setting else None)
+        if same is not setting:
+            references[setting.label] = same
     return references
 
 
@@ -363,7 +358,7 @@ def _list_rung(plan: SweepPlan, chosen: Iterable[str], round: int) -> Runs:
     if not plan.halving:
         return plan.study.runs
     labels = {*chosen}
-    labels |= {beside.label for label in labels if (beside := plan.local_only_by_label[label]) is not None}
+    labels |= {beside.label for label in labels if (beside := plan.local_only.get(label)) is not None}
     return {
         folder: (key, config.model_copy(update={"rounds": round}))
         for folder, (key, config) in plan.study.runs.items()
@@ -378,7 +373,7 @@ def _score_settings(
     ended = {plan.study.runs[folder][0][:2]: str(problem) for folder, problem in diverged.items()}  # by setting and seed
     scored, decides = {}, round if plan.halving else None
     for setting in settings:
-        folders, local_only = plan.study.find_folders(setting), plan.local_only_by_label[setting.label]
+        folders, local_only = plan.study.find_folders(setting), plan.local_only.get(setting.label)
         errors = {seed: ended[setting.label, seed] for seed in folders if (setting.label, seed) in ended}
         beside = plan.study.find_folders(local_only) if local_only else None
         scored[setting.label] = ScoredTrial(setting.values, setting.label, folders, errors, plan.by, beside, decides)

@@ -5,20 +5,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from fedmutual import data
 from fedmutual.config import Config, check_scored, replace_algorithm
 from fedmutual.config.grid import make_folder_name
 from fedmutual.config.methods import find_method
 from fedmutual.errors import ConfigError, UserError, format_count
-from fedmutual.federation import build
 from fedmutual.results.frame import read_runs
 from fedmutual.results.worth import Coalition, Worth, draw_order, list_steps
 from fedmutual.role import LOCAL_ONLY
 from fedmutual.settings import MOST_COALITION_RUNS
 from fedmutual.studies.observers import Watch
-from fedmutual.studies.study import Setting, Study, check_folders, list_seeds, train_runs
+from fedmutual.studies.study import Setting, Study, check_folders, list_seeds, rehearse, train_runs
 
 EXACT = 6  # participants at most whose coalitions are all trained
 LEAST_ORDERS = 3  # of an interval
@@ -126,16 +123,13 @@ def train_worth(
 def _list_participants(config: Config) -> tuple[str, ...]:
     """Return the participants, after a check that each can train with all others and alone. Raises UserError."""
     prepared = data.prepare(config)
-    with torch.random.fork_rng(devices=[]):
-        experiment = build.build(config, prepared=prepared)
-        for i in experiment.clients:
-            experiment.build_networks(i)
-        for i in experiment.clients:
-            try:
-                build.build(config.model_copy(update={"participants": (i,)}), prepared=prepared).build_networks(i)
-            except UserError as problem:
-                raise type(problem)(f"with the participant {i!r} alone: {problem}") from None
-    return experiment.clients
+    participants = rehearse(config, prepared).clients
+    for i in participants:
+        try:
+            rehearse(config.model_copy(update={"participants": (i,)}), prepared)
+        except UserError as problem:
+            raise type(problem)(f"with the participant {i!r} alone: {problem}") from None
+    return participants
 
 
 def _make_setting(config: Config, participants: Sequence[str], coalition: Coalition) -> Setting:
