@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fedmutual
-from fedmutual.data.encoding import parse_encoding
+from fedmutual.data.encoding import make_encoding
 from fedmutual.errors import DataError
 from fedmutual.studies.trained_run import choose_model
 
@@ -71,8 +71,10 @@ def test_predict_encodes_as_the_run_did(adopted_config, cli):
     days = (pd.Timestamp("2024-02-01") - pd.Timestamp("1970-01-01")).days
     by_name = {"age": [40, np.nan], "sex": [record[1]["values"].index("m"), np.nan], "since": [days, np.nan]}
     cells = torch.tensor([by_name[c["name"]] for c in record], dtype=torch.float64).T
+    steps = choose_model(Path("r"), "south").takes.scaling.columns
+    assert steps is not None
     with torch.no_grad():
-        answers = choose_model(Path("r"), "south").net(parse_encoding(record)(cells)).softmax(1)
+        answers = choose_model(Path("r"), "south").net(make_encoding(steps)(cells)).softmax(1)
     for file in ("new.csv", "new.parquet"):
         predictions = fedmutual.predict("r", [file], client="south")
         for prediction, p in zip(predictions, answers, strict=True):

@@ -1,6 +1,5 @@
 """Tables with missing values, categories and dates: what data.columns makes of them, against scikit-learn and by hand."""
 
-import json
 import math
 import tomllib
 from pathlib import Path
@@ -18,10 +17,11 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from fedmutual import data
 from fedmutual.config import ColumnConfig, dump_config, parse_config
 from fedmutual.data import table
-from fedmutual.data.encoding import learn_encoding, parse_encoding
+from fedmutual.data.encoding import learn_encoding, make_encoding
 from fedmutual.data.examples import ColumnPlan, Part
 from fedmutual.data.objects import make_factory_source, make_memory_source
 from fedmutual.data.rows import Rows
+from fedmutual.data.scaling import Scaling
 from fedmutual.data.suggest import describe_suggestion
 from fedmutual.errors import BadRows, UserError
 from own_data import config, everything, refused
@@ -135,7 +135,7 @@ def test_steps_by_hand(tmp_path: Path) -> None:
     given = {"dose": "number", "when": {"kind": "date", "fill": 5, "mean": 2, "std": 2}, "ward": "category"}
     about = write(tmp_path / "a.csv", frame) | {"columns": given, "test": str(tmp_path / "a.csv")}
     federation = data.load(config(data=about, partition={"clients": 1}))
-    steps = {c["name"]: c for c in federation.space.scaling["columns"]}
+    steps = {c.name: c.model_dump(mode="json", exclude_unset=True) for c in federation.space.scaling.columns or ()}
     assert steps["dose"]["fill"] == 3  # the median of 1, 3 and 8
     assert steps["dose"]["mean"] == 3.75  # of 1, 3, 3 and 8
     assert steps["dose"]["std"] == pytest.approx(np.sqrt((2.75**2 + 0.75**2 * 2 + 4.25**2) / 4))
@@ -154,7 +154,7 @@ def test_only_training_rows_teach(tmp_path: Path) -> None:
     recorded = []
     for test in (frame, other):
         federation = data.load(config(data=about | {"test": write(tmp_path / "t.csv", test)["root"]}))
-        recorded.append(federation.space.scaling["columns"])
+        recorded.append(federation.space.scaling.columns)
     assert recorded[0] == recorded[1]
 
 
@@ -184,7 +184,7 @@ def test_each_client_learns_its_own_steps_and_public_rows_are_encoded(tmp_path: 
     files = clients(tmp_path, a=make_frame(), b=old)
     tables = {"clients": files, "data": {"columns": KINDS, "classes": CLASSES}, "split": {"public": 0.2}}
     federation = data.load(parse_config(tables | {"algorithm": {"name": "fedh2l", "public_batch": 2}}))
-    fills = [federation.spaces[i].scaling["columns"][0]["fill"] for i in "ab"]
+    fills = [(federation.spaces[i].scaling.columns or ())[0].fill for i in "ab"]
     assert fills[1] - fills[0] > 900
     assert federation.public is not None
     assert federation.public.sizes["a"] == len(federation.public.owners["a"]) * 4 * 4  # four features of float32
@@ -210,7 +210,7 @@ def test_a_client_may_lack_a_column_with_an_indicator(tmp_path: Path) -> None:
     assert x[:, 1].tolist() == missing.astype(float).tolist()
     assert x[:, 4].tolist() == frames["north"]["sex"].isna().to_numpy()[north.index].astype(float).tolist()
     assert any("has no column 'age', so its cells are empty" in note for note in federation.notes)
-    encoding = parse_encoding(json.loads(json.dumps(federation.spaces["north"].scaling["columns"])))
+    encoding = make_encoding(federation.spaces["north"].scaling.columns or ())
     assert encoding.features == names
     rows = table.read_rows(tmp_path / "south.csv", (), about.data, encoding).x.take([0])
     assert encoding(rows)[0, :5].tolist() == [0.5, 1, 0, 0, 1]
@@ -292,18 +292,20 @@ def test_a_clean_table_of_numbers_stays_as_it_is(tmp_path: Path) -> None:
     assert describe_suggestion(plain) == []
     federation = data.load(plain)
     rows = federation.pool_clients().private
-    assert "columns" not in federation.space.scaling
+    assert federation.space.scaling.columns is None
     assert torch.equal(everything(rows)[0], torch.tensor(frame[["a", "b"]].to_numpy(np.float32)[rows.index]))
 
 
 def test_the_record_is_read_back(tmp_path: Path) -> None:
     federation = data.load(config(data=write(tmp_path / "a.csv", make_frame()) | {"columns": KINDS}))
-    record = json.loads(json.dumps(federation.space.scaling["columns"]))
+    read = Scaling.model_validate_json(federation.space.scaling.model_dump_json(exclude_unset=True))
+    assert (read, read.columns) == (federation.space.scaling, federation.space.scaling.columns)
+    assert read.columns is not None
     cells = torch.tensor([[40.0, 1.0, 19000.0], [torch.nan, torch.nan, torch.nan]], dtype=torch.float64)
-    encoded = parse_encoding(record)(cells)
+    encoded = make_encoding(read.columns)(cells)
     assert encoded[0, 1:3].tolist() == [0, 1]
     assert encoded[1, 1:3].tolist() == [0, 0]
-    assert encoded[1, 0] == pytest.approx((record[0]["fill"] - record[0]["mean"]) / record[0]["std"])
+    assert encoded[1, 0] == pytest.approx((read.columns[0].fill - read.columns[0].mean) / read.columns[0].std)
 
 
 def test_parquet_that_is_none(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_pacs_in_the_data_root_or_where_it_lies(tmp_path: Path, monkeypatch: pyt
     ]
     assert list(loaded[0].clients) == list(PACS)
     assert [[len(s) for s in (c.private, c.validation)] for c in loaded[0].clients.values()] == [[10, 2]] * 4
-    assert loaded[0].space.scaling["mean"] == [0.485, 0.456, 0.406]
+    assert loaded[0].space.scaling.mean == (0.485, 0.456, 0.406)
     assert loaded[0].partition == loaded[1].partition == loaded[2].partition
     x, _ = everything(loaded[0].clients["photo"].private)
     assert x[:, 0, 0, 0].allclose(x.new_tensor((1 - 0.485) / 0.229))  # a corner of 255

@@ -82,8 +82,8 @@ def test_images_have_a_mean_for_each_channel(tmp_path: Path, resident: bool) -> 
     assert federation.statistics is not None
     np.testing.assert_allclose(federation.statistics.mean, raw.mean((0, 2)), rtol=1e-13)  # type: ignore[arg-type]
     np.testing.assert_allclose(federation.statistics.std, raw.std((0, 2)), rtol=1e-10)  # type: ignore[arg-type]
-    assert federation.space.scaling["mean"] == list(federation.statistics.moments.mean)
-    numbers = {"mean": federation.space.scaling["mean"], "std": federation.space.scaling["std"]}
+    assert federation.space.scaling.mean == federation.statistics.moments.mean
+    numbers = {"mean": federation.space.scaling.mean, "std": federation.space.scaling.std}
     by_hand = data.load(config(data=source | numbers))
     for i, shares in by_hand.clients.items():
         assert torch.equal(everything(federation.clients[i].private)[0], everything(shares.private)[0])
@@ -94,7 +94,7 @@ def test_published_scaling_and_own_scaling_are_replaced() -> None:
     assert federation.statistics is not None
     scaled = pool(federation)
     np.testing.assert_allclose([scaled.mean(), scaled.std()], [0, 1], atol=1e-6)
-    assert federation.space.scaling["divisor"] == 16
+    assert federation.space.scaling.divisor == 16
 
 
 def make_frame(rows: int, seed: int) -> pd.DataFrame:
@@ -130,9 +130,9 @@ def test_columns_count_missing_cells_and_are_standardised_alike(tmp_path: Path) 
     assert statistics.mean == (pytest.approx(cells["age"].mean(), rel=1e-13), None, pytest.approx(days.mean(), rel=1e-13))
     assert statistics.std[0] == pytest.approx(cells["age"].std(ddof=0), rel=1e-12)
     for i in clients:
-        age, _, admitted = federation.spaces[i].scaling["columns"]
-        assert (age["fill"], age["mean"], age["std"]) == (statistics.mean[0], statistics.mean[0], statistics.std[0])
-        assert (admitted["fill"], admitted["mean"], admitted["std"]) == (statistics.mean[2], 19000, 7)
+        age, _, admitted = federation.spaces[i].scaling.columns or ()
+        assert (age.fill, age.mean, age.std) == (statistics.mean[0], statistics.mean[0], statistics.std[0])
+        assert (admitted.fill, admitted.mean, admitted.std) == (statistics.mean[2], 19000, 7)
         x, _ = everything(federation.clients[i].private)
         lacking = frames[i].iloc[federation.clients[i].private.index]["age"].isna().to_numpy().copy()
         assert lacking.any()

@@ -96,7 +96,7 @@ def test_a_site_that_misses_the_start_is_not_in_the_sums_and_has_the_scaling(tmp
     statistics = federation.run().environment()["statistics"]
     assert statistics["rows"] == count_rows(federation, "north", "south")
     for i in federation.sites:
-        assert federation[i].experiment.data.spaces[i].scaling["mean"] == statistics["mean"]
+        assert federation[i].experiment.data.spaces[i].scaling.mean == tuple(statistics["mean"])
     assert len(federation.about("west")) == len(federation.notes) == 1
 
 
@@ -279,8 +279,8 @@ def test_columns_of_real_sites_are_those_of_one_process(tmp_path):
     assert statistics["inputs"] == ["age", "sex", "pulse"]
     assert [count > 0 for count in statistics["missing"]] == [True, True, False]
     assert statistics["mean"][1] is None
-    steps = federation["west"].experiment.data.space.scaling["columns"]
-    assert [step.get("fill") for step in steps] == [statistics["mean"][0], None, 60]
+    steps = federation["west"].experiment.data.space.scaling.columns or ()
+    assert [step.fill for step in steps if step.kind != "category"] == [statistics["mean"][0], 60]
     assert same(federation.model, run.global_model().state_dict())
 
 

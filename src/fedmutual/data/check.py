@@ -218,7 +218,7 @@ def _check_values(federation: Federation, scan: _Scan) -> Iterator[str]:
             f"{scan.rows.name_row(scan.blank[0])}, for instance"
         )
     is_one = not isinstance(space.shape, Shapes)
-    several = space.scaling.get("inputs", {})
+    several = space.scaling.inputs or {}
     shapes: Mapping[str, tuple[int, ...]] = (
         {k: v for k, v in space.shape.items() if find_dtype(several[k]).is_floating_point}
         if isinstance(space.shape, Shapes)
@@ -230,7 +230,7 @@ def _check_values(federation: Federation, scan: _Scan) -> Iterator[str]:
     if constant:
         kind = "channel" if is_one and len(space.shape) > 1 else "feature"
         yield f"constant in all training examples, so without information: {kind} {list_names(constant)}"
-    is_unscaled = not space.scaling["mean"] and "columns" not in space.scaling and not space.has_integers and is_one
+    is_unscaled = not space.scaling.mean and space.scaling.columns is None and not space.has_integers and is_one
     if is_unscaled and len(scan.mean) <= _VALUES:  # ids have no scale
         suggested = (scan.mean, scan.std.where(scan.std > 0, 1))
         mean, std = (", ".join(f"{v:.4g}" for v in values.tolist()) for values in suggested)

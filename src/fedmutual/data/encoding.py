@@ -4,8 +4,8 @@ The steps are learned from training rows, and kept as plain numbers and names: a
 run code when a run folder is opened. Tests hold that the numbers equal those of scikit-learn, which is slow to import.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch import Tensor
 from fedmutual.config import ColumnConfig, Config
 from fedmutual.data.examples import ColumnPlan, Examples, Source, list_names
 from fedmutual.errors import ConfigError, format_count
-from fedmutual.rundir.schema import RecordedColumn
+from fedmutual.rundir.schema import RecordedColumn, RecordedScaling
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -51,10 +51,6 @@ class Encoding:
         parts = zip(self.columns, cells.T, self.vocabularies, strict=True)
         return torch.cat([_encode(column, x, vocabulary) for column, x, vocabulary in parts], 1).float()
 
-    def record(self) -> list[dict[str, Any]]:
-        """Return the entry of environment.json."""
-        return [column.model_dump(mode="json", exclude_unset=True) for column in self.columns]
-
 
 def _name_features(column: RecordedColumn) -> tuple[str, ...]:
     names = [f"{column.name}={v}" for v in column.values] if column.kind == "category" else [column.name]
@@ -71,10 +67,9 @@ def _encode(column: RecordedColumn, cells: Tensor, vocabulary: Sequence[str]) ->
     return torch.cat([features, cells.isnan()[:, None].to(cells.dtype)], 1) if column.indicator else features
 
 
-def parse_encoding(entry: Sequence[Mapping[str, Any]]) -> Encoding:
-    """Return the encoding that `Encoding.record` wrote. Its vocabularies are the values that it encodes."""
-    columns = tuple(RecordedColumn.model_validate(one, strict=False) for one in entry)
-    return Encoding(columns, tuple(column.values for column in columns))
+def make_encoding(columns: Sequence[RecordedColumn]) -> Encoding:
+    """Return the encoding of recorded columns. Its vocabularies are the values that it encodes."""
+    return Encoding(tuple(columns), tuple(column.values for column in columns))
 
 
 def learn_encoding(cells: FloatArray, plans: Sequence[ColumnPlan]) -> Encoding:
@@ -130,15 +125,15 @@ class EncodedExamples(Examples):
         return self._cells.digest()
 
 
-def encode_examples(source: Source, examples: Examples, record: Mapping[str, Any]) -> Examples:
+def encode_examples(source: Source, examples: Examples, scaling: RecordedScaling) -> Examples:
     """Return the examples of a source as networks take them: encoded where its columns are.
 
-    record: the scaling of the client's space, with what was learned of its columns.
+    scaling: of the client's space, with what was learned of its columns.
     """
     if source.plans is None:
         return examples
     vocabularies = tuple(plan.vocabulary for plan in source.plans)
-    return EncodedExamples(examples, replace(parse_encoding(record["columns"]), vocabularies=vocabularies))
+    return EncodedExamples(examples, Encoding(scaling.columns or (), vocabularies))
 
 
 def check_encoding(config: Config, source: Source) -> None:

@@ -144,7 +144,7 @@ def _prepare_data_set(config: Config, made: TriedNetworks, common: bool = False)
         classes=classes,
         outputs=outputs,
         task=config.training.task,
-        scaling={**scaled.record(), "augment": config.data.augment},
+        scaling=scaled.model_copy(update={"augment": config.data.augment}),
         columns=source.columns,
     )
     if source.plans is not None:
@@ -176,8 +176,8 @@ def encode_columns(prepared: Prepared, rows: Index, config: DataConfig) -> Prepa
 
 def _make_encoded_space(space: Space, encoding: Encoding) -> Space:
     """Return the space with the encoded columns [F] as inputs; the encoding is recorded in its scaling."""
-    entry = {**space.scaling, "columns": encoding.record()}
-    return replace(space, shape=(len(encoding.features),), scaling=entry, columns=encoding.features)
+    steps = space.scaling.model_copy(update={"columns": encoding.columns})
+    return replace(space, shape=(len(encoding.features),), scaling=steps, columns=encoding.features)
 
 
 def _choose_form(source: Source, config: Config, outputs: int, kind: TargetKind, made: TriedNetworks) -> Source:

@@ -11,12 +11,12 @@ from fedmutual.config import Config, DataConfig, has_own_data, make_client_confi
 from fedmutual.config.keys import Table
 from fedmutual.data import folder, stores
 from fedmutual.data.draws import Index, count_classes
-from fedmutual.data.encoding import EncodedExamples, parse_encoding
+from fedmutual.data.encoding import EncodedExamples, make_encoding
 from fedmutual.data.examples import Examples, Source
 from fedmutual.data.public import PublicPart, PublicSet, make_public_set
 from fedmutual.data.record import count_training_examples
 from fedmutual.data.rows import Rows
-from fedmutual.data.scaling import UNSCALED, parse_scaling
+from fedmutual.data.scaling import UNSCALED
 from fedmutual.data.space import Space
 from fedmutual.data.space_files import read_file
 from fedmutual.data.targets import Targets, read_targets
@@ -70,10 +70,9 @@ def read_public_rows(config: Config, path: Path, spaces: Mapping[str, Space]) ->
     if has_labels:
         known = data.model_copy(update={"classes": space.classes if kind == "classes" else data.classes})
         _, (targets,) = read_targets(source, known, kind, space.classes)
-    columns = space.scaling.get("columns")
-    examples, scaled = source.train.x, parse_scaling(space.scaling)
-    if columns is not None:
-        examples, scaled = EncodedExamples(examples, parse_encoding(columns)), UNSCALED
+    examples, scaled = source.train.x, space.scaling
+    if scaled.columns is not None:
+        examples, scaled = EncodedExamples(examples, make_encoding(scaled.columns)), UNSCALED
     store, shape = stores.make_store(examples, targets, scaled, source.name_row, config.data.resident, config.data.workers)
     if shape != space.shape:
         raise DataError(

@@ -1,12 +1,10 @@
 """The scaling of stored numbers to a network's inputs: x / divisor, resized, minus the mean, over the standard deviation."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
-from pydantic import TypeAdapter
 from torch import Tensor
 
 from fedmutual.calling import Inputs, list_tensors
@@ -15,22 +13,20 @@ from fedmutual.config.keys import FEDERATED
 from fedmutual.data.convert import IDS, IMAGES, SERIES, Form
 from fedmutual.data.examples import OneInput, Source, list_names
 from fedmutual.errors import ConfigError, DataError
+from fedmutual.rundir.schema import RecordedScaling
 
 BYTE = 255.0
 _LARGE = 30.0  # root mean square of a feature; larger inputs drive a first layer far from its initial state
 _KINDS = {2: "tables of features", 3: "series", 4: "images", 5: "volumes"}  # of examples [B, ...], by the number of axes
 
 
-@dataclass(frozen=True)
-class Scaling:
-    """The scaling of every example, in training and test. With empty mean and std, inputs are not standardised."""
+class Scaling(RecordedScaling):
+    """The scaling of every example, in training and test. With empty mean and std, inputs are not standardised.
 
-    divisor: float
-    mean: tuple[float, ...]  # a value a channel, or a feature
-    std: tuple[float, ...]
-    size: tuple[int, ...] | None = None  # sides to resize to: images bilinear with antialiasing, volumes trilinear
-    dtype: Literal["int64", "bool"] | None = None  # of inputs that are not scaled; None: float32
-    inputs: Mapping[str, "Scaling"] | None = None  # of several inputs, each; the other fields are unused then
+    Images are resized bilinearly with antialiasing, volumes trilinearly. `dtype` is that of inputs that are not scaled.
+    """
+
+    inputs: dict[str, "Scaling"] | None = None  # type: ignore[assignment]  # of several, each; the others are unused then
 
     def __call__(self, x: Inputs) -> Inputs:
         """Return stored examples x [B, *shape] as scaled float32, resized, or as integers. x may be overwritten.
@@ -58,27 +54,13 @@ class Scaling:
             x = F.interpolate(x, self.size, mode="bilinear" if is_image else "trilinear", antialias=is_image)
         return subtract_mean(x, self.mean, self.std) if self.mean else x
 
-    def record(self) -> dict[str, Any]:
-        """Return the entry of environment.json."""
-        entry = {**asdict(self), "mean": list(self.mean), "std": list(self.std), "size": self.size and list(self.size)}
-        if self.inputs is not None:
-            entry["inputs"] = {name: scaling.record() for name, scaling in self.inputs.items()}
-        return {k: v for k, v in entry.items() if k not in ("dtype", "inputs") or v is not None}
-
     def scale_black(self, channels: int) -> Tensor:
         """Return the scaled value [C] of a stored 0."""
         return -torch.tensor(self.mean) / torch.tensor(self.std) if self.mean else torch.zeros(channels)
 
 
-UNSCALED = Scaling(1.0, (), ())
+UNSCALED = Scaling(divisor=1.0, mean=(), std=(), size=None)
 """Leaves inputs as they are."""
-
-_ADAPTER = TypeAdapter(Scaling)
-
-
-def parse_scaling(entry: Mapping[str, Any]) -> Scaling:
-    """Return the scaling of an entry that `Scaling.record` wrote into environment.json."""
-    return _ADAPTER.validate_python(entry)
 
 
 def subtract_mean(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
@@ -87,9 +69,9 @@ def subtract_mean(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Ten
     return x.sub_(mean_).div_(std_)
 
 
-def find_form(entry: Mapping[str, Any], shape: Sequence[int]) -> Form:
-    """Return the form of inputs with this entry of environment.json and this shape of one example."""
-    return IDS if entry.get("dtype") == "int64" else SERIES if len(shape) == 2 else IMAGES
+def find_form(scaling: Scaling, shape: Sequence[int]) -> Form:
+    """Return the form of inputs with this scaling and this shape of one example."""
+    return IDS if scaling.dtype == "int64" else SERIES if len(shape) == 2 else IMAGES
 
 
 def check_image_keys(config: DataConfig, axes: int) -> None:
@@ -117,7 +99,7 @@ def make_scaling(config: DataConfig, source: Source) -> tuple[Scaling, tuple[str
         changes = {"mean": config.mean, "std": config.std, "size": config.size, "augment": config.augment != "none"}
         for key in (key for key, is_set in changes.items() if is_set):
             raise ConfigError(f"key 'data.{key}' changes numbers, but the network takes ids; remove the key")
-        return Scaling(1.0, (), (), dtype="bool" if first.dtype == torch.bool else "int64"), ()
+        return UNSCALED.model_copy(update={"dtype": "bool" if first.dtype == torch.bool else "int64"}), ()
     if isinstance(config.mean, dict) or isinstance(config.std, dict):
         raise ConfigError("keys 'data.mean' and 'data.std' name inputs, but x is one array; give lists of numbers")
     check_image_keys(config, first.dim())
@@ -139,7 +121,7 @@ def make_scaling(config: DataConfig, source: Source) -> tuple[Scaling, tuple[str
             f"keys 'data.mean' and 'data.std' are for inputs from 0 to 1 (these inputs are divided by {divisor:g} first), "
             f"but the first mean is {mean[0]:g} and the first std {std[0]:g}; divide both by {divisor:g}"
         )
-    scaling = Scaling(divisor, mean, std, config.size)
+    scaling = Scaling(divisor=divisor, mean=mean, std=std, size=config.size)
     if (source.published and config.mean is None) or config.mean == FEDERATED:
         return scaling, ()
     large = _describe_large(source, scaling)
@@ -171,7 +153,7 @@ def _scale_several(config: DataConfig, source: Source, first: Mapping[str, Tenso
             config.model_copy(update=changes), replace(source, train=part, columns=None, published=None)
         )
         notes += [f"input {name!r}: {remark}" for remark in remarks]
-    return Scaling(1.0, (), (), inputs=scalings), tuple(notes)
+    return UNSCALED.model_copy(update={"inputs": scalings}), tuple(notes)
 
 
 def _describe_large(source: Source, scaling: Scaling) -> str:

@@ -1,8 +1,7 @@
 """The inputs and outputs of a network, as the data determine them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -10,6 +9,7 @@ from fedmutual import tasks
 from fedmutual.calling import Inputs, Shape, Shapes, get_shape, map_inputs
 from fedmutual.core import TargetKind, get_target_kind
 from fedmutual.data.examples import list_names
+from fedmutual.data.scaling import Scaling
 from fedmutual.metric import KINDS
 from fedmutual.models import make_example_inputs
 
@@ -22,7 +22,7 @@ class Space:
     classes: tuple[str, ...]  # the names of classes, labels, numbers or times, in the order of the outputs
     outputs: int
     task: str
-    scaling: dict[str, Any]  # of the inputs: divisor, mean, std, size, augment
+    scaling: Scaling  # of the inputs, with the steps of a table's columns
     columns: tuple[str, ...] | None = None  # the names of a table's features
     rows: Inputs | None = field(default=None, compare=False, repr=False)  # two inputs [2, *shape] of the data, if any
 
@@ -34,7 +34,7 @@ class Space:
     @property
     def has_integers(self) -> bool:
         """Whether an input holds integers."""
-        return torch.int64 in map(find_dtype, [self.scaling, *(self.scaling.get("inputs") or {}).values()])
+        return torch.int64 in map(find_dtype, [self.scaling, *(self.scaling.inputs or {}).values()])
 
     def make_examples(self) -> Inputs:
         """Return two inputs [2, *shape] for trying a network: rows of the data, or constants without such rows."""
@@ -69,17 +69,18 @@ class Space:
         return None if self.shape != other.shape else describe_column_difference(self.columns, other.columns)
 
 
-def find_dtype(scaling: Mapping[str, Any]) -> torch.dtype:
-    """Return the type of an input, by its entry of environment.json."""
-    dtype: torch.dtype = getattr(torch, scaling.get("dtype") or "float32")
+def find_dtype(scaling: Scaling) -> torch.dtype:
+    """Return the type of a scaled input."""
+    dtype: torch.dtype = getattr(torch, scaling.dtype or "float32")
     return dtype
 
 
-def make_constants(shape: Shape, scaling: Mapping[str, Any]) -> Inputs:
-    """Return two constant inputs [2, *shape] for a network without data, in the types of the entry of environment.json."""
+def make_constants(shape: Shape, scaling: Scaling) -> Inputs:
+    """Return two constant inputs [2, *shape] for a network without data, in their types."""
     if not isinstance(shape, Shapes):
         return make_example_inputs(shape, find_dtype(scaling))
-    return {name: make_example_inputs(one, find_dtype(scaling["inputs"][name])) for name, one in shape.items()}
+    inputs = scaling.inputs or {}
+    return {name: make_example_inputs(one, find_dtype(inputs[name])) for name, one in shape.items()}
 
 
 def describe_column_difference(columns: Sequence[str] | None, other: Sequence[str] | None) -> str | None:

@@ -9,7 +9,7 @@ import numpy as np
 from fedmutual.calling import Shapes
 from fedmutual.config import DataConfig
 from fedmutual.data import arrays, saved, table
-from fedmutual.data.encoding import parse_encoding
+from fedmutual.data.encoding import make_encoding
 from fedmutual.data.examples import Source
 from fedmutual.data.scaling import find_form
 from fedmutual.data.space import Space
@@ -25,11 +25,11 @@ def read_file(path: Path, space: Space, data: DataConfig, labelled: bool | None)
     Raises:
         UserError: the file cannot be read, or its rows do not have the form of the space.
     """
-    suffix, columns = path.suffix.lower(), space.scaling.get("columns")
+    suffix, columns = path.suffix.lower(), space.scaling.columns
     if suffix in SUFFIXES and space.columns is not None:
         if labelled is None:
             labelled = {*data.label_columns} <= {*TableFile(path, data).frame}
-        encoding, numbers = parse_encoding(columns) if columns else None, space.targets != "classes"
+        encoding, numbers = make_encoding(columns) if columns else None, space.targets != "classes"
         rows = table.read_rows(path, space.columns, data, encoding, labelled=labelled, numbers=numbers)
         return Source(str(path), rows), labelled
     inputs, contents = None, dict[str, Any]()

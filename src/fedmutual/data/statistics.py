@@ -269,8 +269,8 @@ def standardize(prepared: "Prepared", moments: Moments) -> "Prepared":
             settings = plan.settings.model_copy(update=changes if plan.settings.kind != "category" else {})
             plans.append(plan._replace(settings=settings))
         return replace(prepared, source=replace(source, plans=tuple(plans)))
-    scaled = replace(prepared.scaled, mean=mean, std=std)
-    space = replace(prepared.space, scaling={**prepared.space.scaling, "mean": list(mean), "std": list(std)})
+    scaled, steps = (one.model_copy(update=moments._asdict()) for one in (prepared.scaled, prepared.space.scaling))
+    space = replace(prepared.space, scaling=steps)
     assert prepared.store is not None
     return replace(prepared, store=prepared.store.standardize(mean, std), scaled=scaled, space=space)
 

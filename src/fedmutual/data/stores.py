@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from multiprocessing import current_process
 from typing import Any, Self
 
@@ -148,7 +147,7 @@ class StreamedStore(_Labelled, Dataset[Any]):
 
     def standardize(self, mean: Sequence[float], std: Sequence[float]) -> "StreamedStore":
         """Return a store of these examples minus `mean`, over `std`, a value for each channel or feature."""
-        return self._change(_scaling=replace(self._scaling, mean=tuple(mean), std=tuple(std)))
+        return self._change(_scaling=self._scaling.model_copy(update={"mean": tuple(mean), "std": tuple(std)}))
 
     def batches(self, plan: Iterable[Tensor]) -> Iterator[Batch]:
         """Yield the batches of `plan`; see `ResidentStore.batches`.

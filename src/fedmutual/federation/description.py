@@ -15,7 +15,6 @@ from fedmutual.rundir.schema import (
     Participant,
     RecordedNetwork,
     RecordedNetworks,
-    RecordedScaling,
 )
 
 
@@ -65,11 +64,6 @@ def find_common_metric(experiment: Experiment) -> Metric:
     return (metrics.pop() if len(metrics) == 1 else None) or ACCURACY
 
 
-def describe_scaling(space: Space) -> RecordedScaling:
-    """Return the scaling of inputs."""
-    return RecordedScaling.model_validate(space.scaling, strict=False)  # a list may stand for a tuple
-
-
 def describe_space(space: Space) -> Participant:
     """Return the inputs and outputs of a client's networks."""
     columns = {} if space.columns is None else {"columns": space.columns}
@@ -77,7 +71,7 @@ def describe_space(space: Space) -> Participant:
         input=space.shape,
         outputs=space.outputs,
         classes=space.classes,
-        scaling=describe_scaling(space),
+        scaling=space.scaling,
         task=space.task,
         **columns,
     )

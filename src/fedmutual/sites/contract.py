@@ -27,6 +27,7 @@ from fedmutual.config.checks import parse_table
 from fedmutual.config.keys import FEDERATED, Table, list_effects
 from fedmutual.config.schema import ServerConfig, ShareConfig
 from fedmutual.core import Algorithm, get_target_kind
+from fedmutual.data.scaling import UNSCALED
 from fedmutual.data.space import Space
 from fedmutual.data.statistics import Layout, make_layout
 from fedmutual.data.targets import name_outputs
@@ -86,7 +87,7 @@ class Contract:
         if self.config.data.mean != FEDERATED:
             return None
         task, classes = self.config.training.task, self.classes
-        space = Space(find_image_shape(self.sites.shape), classes, len(classes), task, {}, self.sites.columns)
+        space = Space(find_image_shape(self.sites.shape), classes, len(classes), task, UNSCALED, self.sites.columns)
         return make_layout(space, self.config.data.columns)
 
     @property

@@ -11,7 +11,7 @@ import torch
 from fedmutual import tasks
 from fedmutual.aggregation import FixedTotal
 from fedmutual.algorithms.peers import make_agreed_state
-from fedmutual.calling import Inputs, Shapes
+from fedmutual.calling import Inputs
 from fedmutual.config.keys import FEDERATED
 from fedmutual.core import At, Message, Total
 from fedmutual.data import Federation
@@ -223,13 +223,14 @@ def build_server_experiment(contract: Contract, statistics: Statistics | None = 
     config, classes = contract.config, contract.classes
     outputs = tasks.make_task(config.training.task, outputs=classes).outputs
     shape, count, declared = contract.sites.shape, outputs or len(classes), contract.sites.inputs
-    inputs = {i: Scaling(1.0, (), (), dtype=None if one.dtype == "float32" else one.dtype) for i, one in declared.items()}
+    dtypes: dict[str, Any] = {i: {} if one.dtype == "float32" else {"dtype": one.dtype} for i, one in declared.items()}
+    inputs = {i: Scaling(divisor=1.0, mean=(), std=(), size=None, **dtypes[i]) for i in declared}
     examples: Inputs = {name: one.make_examples() for name, one in declared.items()}
-    dtype = None
+    types: dict[str, Any] = {"inputs": inputs}  # only what is set is recorded
     if isinstance(shape, tuple):
-        (dtype,), (examples,) = (one.dtype for one in inputs.values()), examples.values()
+        (types,), (examples,) = dtypes.values(), examples.values()
     divisor, size = 1.0, None
-    if isinstance(shape, tuple) and len(shape) == 3 and dtype is None:  # images; a site may scale its values otherwise
+    if isinstance(shape, tuple) and len(shape) == 3 and not types:  # images; a site may scale its values otherwise
         divisor, size = BYTE, shape[1:]
     mean, std = (() if isinstance(value, dict) else value or () for value in (config.data.mean, config.data.std))
     if mean == FEDERATED or std == FEDERATED:
@@ -239,7 +240,7 @@ def build_server_experiment(contract: Contract, statistics: Statistics | None = 
         classes=classes,
         outputs=count,
         task=config.training.task,
-        scaling=Scaling(divisor, mean, std, size, dtype, inputs if isinstance(shape, Shapes) else None).record(),
+        scaling=Scaling(divisor=divisor, mean=mean, std=std, size=size, **types),
         rows=examples,
     )
     no_data = Federation({}, {"": space}, None, {"clients": {}, "classes": list(classes)}, ())

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from pydantic import ValidationError
 
 from fedmutual.algorithms.agree import describe_difference
 from fedmutual.calling import find_image_shape
@@ -26,7 +27,7 @@ from fedmutual.data.federation import Federation, list_public_parts
 from fedmutual.data.prepared import Prepared
 from fedmutual.data.public import PublicPart, make_public_set
 from fedmutual.data.rows import Rows
-from fedmutual.data.scaling import Scaling, parse_scaling
+from fedmutual.data.scaling import Scaling
 from fedmutual.data.stores import ResidentStore, make_store
 from fedmutual.errors import ConfigError, DataError, format_error
 from fedmutual.federation.build import check_enough
@@ -72,7 +73,7 @@ def make_seedset_path(folder: Path, site: str) -> Path:
 
 def write_seedset_file(folder: Path, content: SeedsetFile) -> None:
     """Write a part completely or not at all. Raises RunError where the file cannot be written."""
-    about = {"format": 1, "site": content.site, "scaling": content.scaling.record()}
+    about = {"format": 1, "site": content.site, "scaling": content.scaling.model_dump(mode="json", exclude_unset=True)}
     contents = {"x": content.x, "classes": np.array(content.classes), "about": np.array(json.dumps(about))}
     with replace_file(make_seedset_path(folder, content.site)) as file:
         np.savez(file, **contents, **({} if content.labels is None else {"y": content.labels}))  # type: ignore[arg-type]
@@ -91,10 +92,14 @@ def read_seedset_file(folder: Path, site: str) -> SeedsetFile:
         if about["format"] != 1 or about["site"] != site:
             raise DataError(f"it is of format {about['format']!r} and of site {about['site']!r}")
         classes = tuple(map(str, contents["classes"].reshape(-1).tolist()))
-        part = SeedsetFile(site, contents["x"], contents.get("y"), classes, parse_scaling(about["scaling"]))
+        scaling = Scaling.model_validate(about["scaling"], strict=False)
+        part = SeedsetFile(site, contents["x"], contents.get("y"), classes, scaling)
         why = _find_fault(part)
     except FileNotFoundError:
         raise DataError(f"{path}: there is no such file; have site {site!r} send its part of the public seed set") from None
+    except ValidationError as problem:
+        first = problem.errors()[0]
+        reason = f"its scaling has a wrong {'.'.join(map(str, first['loc']))}: {first['msg'].lower()}"
     except Exception as problem:  # a damaged file makes numpy and zipfile fail in many ways
         reason = str(problem) if isinstance(problem, DataError) else format_error(problem)
         why = f"it is not what `fedmutual data give` wrote ({reason})"
@@ -124,14 +129,12 @@ def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, room: int) ->
 def _find_fault(content: SeedsetFile) -> str | None:
     """Return in one clause why a part is invalid; None where the part is valid."""
     x, y, mean = content.x, content.labels, content.scaling.mean
-    if not content.scaling.divisor > 0:
-        return f"its numbers are divided by {content.scaling.divisor:g}"
     dtypes = (np.uint8, np.float32) if content.scaling.dtype is None else (np.int64,)
     if x.ndim not in (2, 3, 4, 5) or x.dtype not in dtypes or not x.size:
         return f"its examples are {x.dtype} of the shape {list(x.shape)}, and no images or features"
     if len(mean) not in (0, x.shape[1]) or len(content.scaling.std) != len(mean) or 0 in content.scaling.std:
         return f"it has {len(mean)} means and {len(content.scaling.std)} deviations for {x.shape[1]} channels or features"
-    if content.scaling.size is not None and (x.ndim - 2 != len(content.scaling.size) or min(content.scaling.size) < 1):
+    if content.scaling.size is not None and x.ndim - 2 != len(content.scaling.size):
         return f"its examples of the shape {list(x.shape[1:])} are to be resized to {list(content.scaling.size)}"
     if y is not None and (y.shape != (len(x),) or y.dtype != np.int64 or y.min() < 0 or y.max() >= len(content.classes)):
         return f"its labels are not {len(x)} numbers of {len(content.classes)} classes"

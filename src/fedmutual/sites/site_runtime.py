@@ -487,7 +487,7 @@ def _prepare_folder(folder: Path, experiment: Experiment, site: str) -> None:
     about = {
         "engine": RecordedEngine(name="sites"),
         "products": experiment.choose_products(),
-        "scaling": description.describe_scaling(experiment.data.space),
+        "scaling": experiment.data.space.scaling,
     }
     environment = folders.describe_environment(experiment.config.engine.threads, str(experiment.device))
     sizes = {site: count_parameters(experiment.build_client(site))}

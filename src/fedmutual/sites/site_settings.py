@@ -108,8 +108,8 @@ def _find_fault(contract: Contract, experiment: Experiment) -> str | None:
             f"the examples have the shape {format_shape(space.shape)}, and the federation agreed on "
             f"{format_shape(sites.shape)} (sites.input); resize images with 'data.size', or change the columns to fit"
         )
-    for name, scaling in (space.scaling.get("inputs") or {"x": space.scaling}).items():
-        dtype, agreed = scaling.get("dtype") or "float32", sites.inputs[name].dtype if name in sites.inputs else None
+    for name, scaling in (space.scaling.inputs or {"x": space.scaling}).items():
+        dtype, agreed = scaling.dtype or "float32", sites.inputs[name].dtype if name in sites.inputs else None
         if agreed not in (None, dtype) and (experiment.nets.shares or experiment.algorithm.public):
             return (
                 f"the input {name!r} is of type {dtype}, and the federation agreed on {agreed} (sites.input); let the lead "

@@ -7,7 +7,6 @@ asked for anything: it gives the shared model, its inputs and its classes, and t
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,7 +19,6 @@ from fedmutual.config.methods import find_adapt_rival, make_algorithm
 from fedmutual.core import get_metric, get_target_kind
 from fedmutual.data.examples import list_names
 from fedmutual.data.labels import UnknownClass
-from fedmutual.data.space import Space
 from fedmutual.errors import ConfigError, DataError, RunError, warn_user
 from fedmutual.federation import build
 from fedmutual.federation.evaluation import score
@@ -149,16 +147,10 @@ class _SourceRun(Run):
         """Whether the layer of the classes is shared too, so that all must have the same ones."""
         if get_metric(make_task(self.config.training.task)) is None:
             raise RunError(f"{folder}: its task has no main metric to compare by; give the task the member 'metric'")
-
-    @cached_property
-    def takes(self) -> Space:
-        """The inputs and outputs of its shared model. Raises RunError if environment.json is missing or damaged."""
-        return read_space(self.folder)
-
-    @cached_property
-    def has_one_scaling(self) -> bool:
+        self.takes = read_space(folder)
+        """The inputs and outputs of its shared model."""
+        self.has_one_scaling = has_one_scaling(folder)
         """Whether all of its clients scale their inputs equally."""
-        return has_one_scaling(self.folder)
 
     def describe(self) -> Table:
         """Return the identity of this model: it differs for other models, and for this model after further rounds."""
@@ -246,14 +238,14 @@ class _Newcomer:
         settled: Table = {"times": times} if times else {}
         if KINDS[get_target_kind(task)].is_named:
             settled["classes"] = list(takes.classes)
-        if takes.scaling.get("columns"):
+        if takes.scaling.columns:
             numeric = ("kind", "fill", "mean", "std") if shared.has_one_scaling else ("kind",)
             steps = {"category": ("kind", "values"), "number": numeric, "date": numeric}
-            settled["columns"] = {c["name"]: {k: c[k] for k in steps[c["kind"]]} for c in takes.scaling["columns"]}
+            settled["columns"] = {c.name: c.model_dump(include={*steps[c.kind]}) for c in takes.scaling.columns}
         elif shared.has_one_scaling and "mean" not in table and "std" not in table:
-            settled |= {"mean": takes.scaling["mean"], "std": takes.scaling["std"]}
-        if takes.scaling.get("size"):
-            settled["size"] = takes.scaling["size"]
+            settled |= {"mean": takes.scaling.mean, "std": takes.scaling.std}
+        if takes.scaling.size:
+            settled["size"] = takes.scaling.size
         return {**settled, **table}
 
     def make_config(self, way: str, size: int | None) -> Config:
@@ -294,10 +286,10 @@ class _Newcomer:
         sources = (self.shared, self.tuned)
         for source in (s for s in sources if s.is_complete):
             self._check_inputs(read, source)
-        for source in [s for s in sources if s.takes.scaling["divisor"] != read.scaled.divisor][:1]:
+        for source in [s for s in sources if s.takes.scaling.divisor != read.scaled.divisor][:1]:
             warn_user(
                 f"the newcomer's inputs are divided by {read.scaled.divisor:g}, and the inputs of {source.folder} were "
-                f"divided by {source.takes.scaling['divisor']:g}: check that both then have one range"
+                f"divided by {source.takes.scaling.divisor:g}: check that both then have one range"
             )
         return read
 
@@ -319,7 +311,7 @@ class _Newcomer:
             compared.append(("key 'data.times'", space.classes, takes.classes, "remove the key"))
         if source.has_one_scaling:
             scaled = (("mean", read.scaled.mean), ("std", read.scaled.std))
-            compared += [(f"key 'data.{k}'", tuple(ours), tuple(takes.scaling[k]), rescale) for k, ours in scaled]
+            compared += [(f"key 'data.{k}'", tuple(ours), getattr(takes.scaling, k), rescale) for k, ours in scaled]
         for what, ours, theirs, fix in compared:
             if ours != theirs:
                 ours, theirs = ((list_names(v) if v and isinstance(v[0], str) else list(v)) for v in (ours, theirs))

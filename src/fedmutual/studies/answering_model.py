@@ -15,13 +15,13 @@ from fedmutual.calling import MASKS, Inputs, Shape, Shapes, format_shape, get_sh
 from fedmutual.config import Config, DataConfig
 from fedmutual.core import Task, get_target_kind
 from fedmutual.data.convert import convert_array, convert_input, list_rows, name_inputs
-from fedmutual.data.encoding import Encoding, parse_encoding
+from fedmutual.data.encoding import Encoding, make_encoding
 from fedmutual.data.examples import Examples, Part, Source, list_names
 from fedmutual.data.federation import Federation
 from fedmutual.data.objects import convert_inputs, is_frame
 from fedmutual.data.prepared import Prepared
 from fedmutual.data.rows import Rows, merge_rows
-from fedmutual.data.scaling import find_form, parse_scaling
+from fedmutual.data.scaling import find_form
 from fedmutual.data.sources import FILES
 from fedmutual.data.space import Space
 from fedmutual.data.stores import check_finite
@@ -101,27 +101,27 @@ class AnsweringModel(NamedTuple):
     @property
     def encoding(self) -> Encoding | None:
         """The encoding of a table's columns; None for other data."""
-        columns = self.takes.scaling.get("columns")
-        return None if columns is None else parse_encoding(columns)
+        columns = self.takes.scaling.columns
+        return None if columns is None else make_encoding(columns)
 
     @property
     def raw_shape(self) -> Shape:
         """The shape of one raw example: of an encoded table one value for each column."""
-        columns = self.takes.scaling.get("columns")
+        columns = self.takes.scaling.columns
         return self.takes.shape if columns is None else (len(columns),)
 
     @property
     def columns(self) -> list[str] | None:
         """The columns of the table that the model learned from, in the order of the raw example; None without a table."""
-        columns = self.takes.scaling.get("columns")
-        return [c["name"] for c in columns] if columns else None if self.takes.columns is None else [*self.takes.columns]
+        columns = self.takes.scaling.columns
+        return [c.name for c in columns] if columns else None if self.takes.columns is None else [*self.takes.columns]
 
     @property
     def takes_files(self) -> bool:
         """Whether the model learned from files of images or volumes, or from images of whole numbers, as such files hold."""
         shape = self.takes.shape
         is_image = isinstance(shape, tuple) and len(shape) == 3 and shape[0] in (1, 3)
-        return self.files or (is_image and self.takes.scaling["divisor"] != 1)
+        return self.files or (is_image and self.takes.scaling.divisor != 1)
 
     def is_image(self, path: Path, labelled: bool) -> bool:
         """Return whether a path is an image that the model takes; of labelled ones a folder with those of each class."""
@@ -161,7 +161,7 @@ class AnsweringModel(NamedTuple):
     def make_scaler(self) -> Callable[[Inputs], Inputs]:
         """Return the function from raw examples [B, *raw_shape] to the network's inputs [B, *shape]."""
         encoding = self.encoding
-        return parse_scaling(self.takes.scaling) if encoding is None else lambda x: encoding(list_tensors(x)[0])
+        return self.takes.scaling if encoding is None else lambda x: encoding(list_tensors(x)[0])
 
     def compute_answers(self, outputs: Tensor) -> Tensor:
         """Return the answers for the network's outputs, of the same shape, as float64.

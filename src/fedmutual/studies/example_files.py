@@ -25,8 +25,8 @@ def read_examples(file: Path, answering: AnsweringModel) -> Iterator[tuple[Seque
 def _read_image(file: Path, answering: AnsweringModel) -> Tensor:
     """Return one image [1, C, H, W], or volume, read as the images of the run."""
     takes, is_file = answering.takes, answering.files
-    size, channels = takes.scaling.get("size") if is_file else None, find_image_shape(takes.shape)[0]
+    size, channels = takes.scaling.size if is_file else None, find_image_shape(takes.shape)[0]
     x = torch.tensor(images.decode_image(file, channels, size, answering.data.max if is_file else None)[None])
-    if (most := takes.scaling["divisor"]) != 1 and x.max() > most:
+    if (most := takes.scaling.divisor) != 1 and x.max() > most:
         raise BadRows(f"{file} has pixels up to {int(x.max())}, and the model learned from up to {most:g}; scale the image")
     return x

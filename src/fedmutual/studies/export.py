@@ -5,7 +5,7 @@ import logging
 import os
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from fedmutual.calling import Inputs, Shapes, call_network, map_inputs
+from fedmutual.data.scaling import Scaling
 from fedmutual.data.space import find_dtype
 from fedmutual.errors import RunError, format_error
 from fedmutual.files import write_bytes, write_json
@@ -86,10 +87,10 @@ def _write_files(folder: Path, answering: AnsweringModel) -> list[str]:
         missing = ONNX if (folder / PROGRAM).exists() else f"{PROGRAM} and {ONNX}"
         left_out = [f"{missing}: {problem}"]
     shape, steps = answering.raw_shape, takes.scaling
-    dtype, columns = steps.get("dtype") or "float32", answering.columns
-    input: Any = {"name": _INPUT, "dtype": dtype, "shape": list(shape), "columns": columns}
+    input: Any = {"name": _INPUT, "dtype": steps.dtype or "float32", "shape": list(shape), "columns": answering.columns}
     if isinstance(shape, Shapes):
-        input = [{"name": k, "dtype": steps["inputs"][k].get("dtype") or "float32", "shape": v} for k, v in shape.items()]
+        dtypes = {name: one.dtype or "float32" for name, one in (steps.inputs or {}).items()}
+        input = [{"name": name, "dtype": dtypes[name], "shape": one} for name, one in shape.items()]
     fitted = answering.calibration
     calibration = {} if fitted is None else fitted.model_dump(mode="json", include={"temperature", "thresholds"})
     content = {
@@ -101,9 +102,7 @@ def _write_files(folder: Path, answering: AnsweringModel) -> list[str]:
         "fedmutual": version("fedmutual"),
         "input": input,
         "output": {"name": output, "dtype": "float32", "kind": answering.kind, "classes": [*answering.names]},
-        "scaling": {
-            k: takes.scaling[k] for k in ("divisor", "mean", "std", "size", "columns", "inputs") if k in takes.scaling
-        },
+        "scaling": steps.model_dump(mode="json", exclude={"augment", "dtype"}),
         **calibration,
     }
     write_json(folder / ABOUT, content)
@@ -131,14 +130,13 @@ def _export_program(answering: AnsweringModel) -> ExportedProgram:
     model = _RawInputModel(answering).eval().requires_grad_(False)
     stream, shape, scaling = torch.Generator().manual_seed(0), answering.raw_shape, answering.takes.scaling
 
-    def draw(one: tuple[int, ...], entry: Mapping[str, Any]) -> Tensor:
-        x, dtype = torch.rand(3, *one, generator=stream), find_dtype(entry)
+    def draw(one: tuple[int, ...], steps: Scaling) -> Tensor:
+        x, dtype = torch.rand(3, *one, generator=stream), find_dtype(steps)
         return x if dtype.is_floating_point else x.round().to(dtype)  # the ids 0 and 1, which embeddings have
 
+    named = scaling.inputs or {}
     examples: Inputs = (
-        {name: draw(one, scaling["inputs"][name]) for name, one in shape.items()}
-        if isinstance(shape, Shapes)
-        else draw(shape, scaling)
+        {name: draw(one, named[name]) for name, one in shape.items()} if isinstance(shape, Shapes) else draw(shape, scaling)
     )
     batch = {0: Dim("batch", min=1)}
     sizes = dict.fromkeys(shape, batch) if isinstance(shape, Shapes) else batch

@@ -89,7 +89,7 @@ def _describe_values(answering: AnsweringModel) -> str:
             "one value for each column: a number as stored, a date as days since 1970-01-01, a category as its position in "
             "the column's values in model.json, and NaN where a value is missing"
         )
-    divisor = answering.takes.scaling["divisor"]
+    divisor = answering.takes.scaling.divisor
     if answering.files and divisor == 1:
         return (
             "the values of DICOM or NIfTI files in their own unit: with rescale slope and intercept applied, white as the "

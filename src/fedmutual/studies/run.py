@@ -22,7 +22,7 @@ from fedmutual.engines.stacked import Stacked, Training, train_together
 from fedmutual.errors import RunError
 from fedmutual.events import Observer
 from fedmutual.federation import build
-from fedmutual.federation.description import describe_run, describe_scaling, find_common_metric
+from fedmutual.federation.description import describe_run, find_common_metric
 from fedmutual.federation.experiment import Experiment, find_stack_obstacle
 from fedmutual.models import list_user_networks
 from fedmutual.rundir import best as bests
@@ -266,7 +266,7 @@ def _describe(folder: Path, experiment: Experiment, engine: Simulation, choice: 
     about: dict[str, Any] = {
         "engine": RecordedEngine(**choice._asdict()),
         "products": experiment.choose_products(),
-        "scaling": describe_scaling(experiment.data.space),
+        "scaling": experiment.data.space.scaling,
     }
     if experiment.data.statistics is not None:
         about["statistics"] = experiment.data.statistics.record()

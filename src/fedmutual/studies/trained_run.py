@@ -15,6 +15,7 @@ from fedmutual import models
 from fedmutual.calling import Shapes
 from fedmutual.config import Config, has_own_data, make_client_config, read_dumped
 from fedmutual.core import At, Message, Task, format_tensor
+from fedmutual.data.scaling import Scaling
 from fedmutual.data.space import Space
 from fedmutual.errors import RunError
 from fedmutual.federation.evaluation import WEIGHT, Ensemble
@@ -503,7 +504,7 @@ def read_space(folder: Path, client: str | None = None) -> Space:
         classes=recorded.classes,
         outputs=recorded.outputs,
         task=recorded.task,
-        scaling=recorded.scaling.model_dump(mode="json"),
+        scaling=Scaling.model_validate(recorded.scaling.model_dump()),
         columns=recorded.columns,
     )
 
