@@ -166,7 +166,7 @@ def _divide_data_set(config: Config, prepared: Prepared) -> Federation:
         prepared = encode_columns(prepared, training_rows, config.data)
     store, table = prepared.store, prepared.table
     assert store is not None
-    inputs = prepared.scaled(prepared.examples.take([row % len(table.labels) for row in range(2)]))
+    inputs = prepared.space.scaling(prepared.examples.take([row % len(table.labels) for row in range(2)]))
     space = replace(prepared.space, rows=inputs)
     augment = _make_augment(prepared) if config.data.augment == "crop-flip" else None
     partition = record.make_record(config, table, division, prepared.digest)
@@ -201,7 +201,7 @@ def _divide_data_set(config: Config, prepared: Prepared) -> Federation:
 
 def _make_augment(prepared: Prepared) -> CropFlip:
     """Return the augmentation of images. Raises ConfigError unless one of several inputs holds images."""
-    shape, scaled = prepared.space.shape, prepared.scaled
+    shape, scaled = prepared.space.shape, prepared.space.scaling
     if not isinstance(shape, Shapes):
         return CropFlip(scaled.scale_black(shape[0]))
     images = [name for name, one in shape.items() if len(one) == 3]

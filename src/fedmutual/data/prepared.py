@@ -36,7 +36,6 @@ class Prepared:
     store: stores.Store | None  # None: the columns are encoded when the training rows are known, by the division
     space: Space  # of encoded columns: as learned from all rows, so that shapes can be compared before a division
     targets: Index | Targets
-    scaled: scaling.Scaling
     notes: tuple[str, ...]
     digest: str
     content: str  # a digest of the examples as stored, whatever is learned of them. Hex
@@ -151,7 +150,7 @@ def _prepare_data_set(config: Config, made: TriedNetworks, common: bool = False)
         cells = examples.take_one(range(len(examples))).numpy().astype(np.float64)
         space = _make_encoded_space(space, learn_encoding(cells, source.plans))
     digest = record.compute_digest(content, table, shape, targets)
-    return Prepared(source, table, examples, store, space, targets, scaled, notes, digest, content.hex())
+    return Prepared(source, table, examples, store, space, targets, notes, digest, content.hex())
 
 
 def encode_columns(prepared: Prepared, rows: Index, config: DataConfig) -> Prepared:

@@ -269,10 +269,9 @@ def standardize(prepared: "Prepared", moments: Moments) -> "Prepared":
             settings = plan.settings.model_copy(update=changes if plan.settings.kind != "category" else {})
             plans.append(plan._replace(settings=settings))
         return replace(prepared, source=replace(source, plans=tuple(plans)))
-    scaled, steps = (one.model_copy(update=moments._asdict()) for one in (prepared.scaled, prepared.space.scaling))
-    space = replace(prepared.space, scaling=steps)
+    space = replace(prepared.space, scaling=prepared.space.scaling.model_copy(update=moments._asdict()))
     assert prepared.store is not None
-    return replace(prepared, store=prepared.store.standardize(mean, std), scaled=scaled, space=space)
+    return replace(prepared, store=prepared.store.standardize(mean, std), space=space)
 
 
 def _make_layout(prepared: "Prepared") -> Layout:

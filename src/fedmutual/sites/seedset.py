@@ -207,7 +207,7 @@ def collect_seedset(
     for i in sites:
         is_known = use.labelled or (all_have and use.own_labels and i == site)
         path, one = make_seedset_path(folder, i), _read_part(folder, i, is_known)
-        _check(path, find_mismatch(one, find_image_shape(space.shape), classes, prepared[site].scaled))
+        _check(path, find_mismatch(one, find_image_shape(space.shape), classes, space.scaling))
         parts[i] = given = _read_site_part(one, path, like)
         if mine.rows is not None and i == site:
             parts[i] = mine._replace(trained=[0] * len(classes))  # what the set lacks of this site's classes is said below

@@ -216,7 +216,7 @@ def export_seedset(file: Path, site: Path, folder: Path) -> list[SeedsetFile]:
     for one, index in zip(sites, np.array_split(rows.index, len(sites)), strict=True):
         labels = rows.with_index(index).labels.astype(np.int64) if has_labels else None
         x = examples.take_one(index.tolist()).numpy()
-        made.append(SeedsetFile(one, x, labels, federation.space.classes, read[name].scaled))
+        made.append(SeedsetFile(one, x, labels, federation.space.classes, read[name].space.scaling))
         write_seedset_file(folder, made[-1])
     return made
 

@@ -286,23 +286,22 @@ class _Newcomer:
         sources = (self.shared, self.tuned)
         for source in (s for s in sources if s.is_complete):
             self._check_inputs(read, source)
-        for source in [s for s in sources if s.takes.scaling.divisor != read.scaled.divisor][:1]:
+        divisor = read.space.scaling.divisor
+        for source in [s for s in sources if s.takes.scaling.divisor != divisor][:1]:
             warn_user(
-                f"the newcomer's inputs are divided by {read.scaled.divisor:g}, and the inputs of {source.folder} were "
-                f"divided by {source.takes.scaling.divisor:g}: check that both then have one range"
+                f"the newcomer's inputs are divided by {divisor:g}, and the inputs of {source.folder} were divided by "
+                f"{source.takes.scaling.divisor:g}: check that both then have one range"
             )
         return read
 
     def _check_inputs(self, read: data.Prepared, source: _SourceRun) -> None:
         """Raise ConfigError if the newcomer's inputs or classes do not fit a complete shared model."""
         takes, space = source.takes, read.space
+        are_images = all(isinstance(one, tuple) and len(one) == 3 for one in (space.shape, takes.shape))
+        resize = f"set data.size = {[*takes.shape][1:]}" if are_images else "give it such examples"
         settled = "remove data.mean and data.std, and the run's are used"
-        shapes = [shape for shape in (space.shape, takes.shape) if isinstance(shape, tuple)]
-        are_images = [len(shape) for shape in shapes] == [3, 3]
-        resize = f"set data.size = {list(shapes[1][1:])}" if are_images else "give it such examples"
         rescale = settled if self.shared.is_complete else "set both to that run's"
-        both: list[Any] = [*shapes] if len(shapes) == 2 else [[format_shape(one)] for one in (space.shape, takes.shape)]
-        compared: list[tuple[str, Any, Any, str]] = [("the shape of the examples", both[0], both[1], resize)]
+        compared: list[tuple[str, Any, Any, str]] = [("the shape of the examples", space.shape, takes.shape, resize)]
         if takes.columns is not None:
             compared.append(("the columns", space.columns or (), takes.columns, "give the file these, in this order"))
         if not space.numbers:
@@ -310,11 +309,12 @@ class _Newcomer:
         if space.targets == "times":
             compared.append(("key 'data.times'", space.classes, takes.classes, "remove the key"))
         if source.has_one_scaling:
-            scaled = (("mean", read.scaled.mean), ("std", read.scaled.std))
-            compared += [(f"key 'data.{k}'", tuple(ours), getattr(takes.scaling, k), rescale) for k, ours in scaled]
+            pairs = {key: (getattr(space.scaling, key), getattr(takes.scaling, key)) for key in ("mean", "std")}
+            compared += [(f"key 'data.{key}'", *pair, rescale) for key, pair in pairs.items()]
         for what, ours, theirs, fix in compared:
             if ours != theirs:
-                ours, theirs = ((list_names(v) if v and isinstance(v[0], str) else list(v)) for v in (ours, theirs))
+                are_names = isinstance(next(iter(theirs), None), str) and isinstance(theirs, tuple)
+                ours, theirs = ((list_names if are_names else format_shape)(one) for one in (ours, theirs))
                 raise ConfigError(
                     f"{self.file}: {what} is {ours}, and the shared model of {source.folder} has {theirs}; {fix}"
                 )
