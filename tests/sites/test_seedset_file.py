@@ -38,7 +38,7 @@ FILES = {  # what becomes of it
 CONTENTS = {  # which arrays of it are others
     "objects": ({"x": np.array([{}])}, f"{OTHER}'x.npy' is of object"),
     "another header": ({"about": np.array("{}")}, OTHER),
-    "no divisor": ({"about": about(divisor=0.0)}, f"{OTHER}its scaling has a wrong divisor: input should be greater than 0"),
+    "no divisor": ({"about": about(divisor=0.0)}, "its scaling has a wrong divisor: input should be greater than 0"),
     "other images": ({"x": np.zeros((84, 1, 9, 9), np.uint8)}, "its examples have the shape [1, 9, 9], and [1, 8, 8] is"),
     "features": ({"x": np.zeros((84, 1), np.float32)}, "its examples have the shape [1], and [1, 8, 8] is wanted"),
     "no images": ({"x": np.zeros(84)}, f"its examples are float64 of the shape [84], and no images or features; {ANEW}"),
@@ -50,7 +50,7 @@ CONTENTS = {  # which arrays of it are others
     ),
     "other channels": ({"about": about(mean=[0.5] * 3)}, "it has 3 means and 1 deviations for 1 channels or features"),
     "resized": ({"about": about(size=[16, 16])}, "its examples have the shape [1, 16, 16], and [1, 8, 8] is wanted"),
-    "no size": ({"about": about(size=[0, 8])}, f"{OTHER}its scaling has a wrong size.0: input should be greater than 0"),
+    "no size": ({"about": about(size=[0, 8])}, "its scaling has a wrong size.0: input should be greater than 0"),
     "no labels": (
         {"y": None},
         "it has no labels, which this algorithm needs; have site 'south' write its part again",

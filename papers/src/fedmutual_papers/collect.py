@@ -73,7 +73,7 @@ def make_result(job: Job, request: RunRequest, problem: Diverged | None, togethe
     curves = {"global_test": [_read_scores(run, round, "global", "test") for round in rounds]}
     for name, by_round in accuracies.items():
         curves[name] = [{i: of[i] for i in about.clients or of if i in of} for of in by_round]
-    epsilons = [client.epsilon for client in summary.privacy.clients.values()] if summary.privacy else [None]
+    epsilon = summary.privacy.epsilon if summary.privacy else None
     transfer = {name: of for name in TRANSFER_DATA if summary.transfer and (of := getattr(summary.transfer, name))}
     later = run.messages[run.messages["round"] > 0]  # the bytes of public examples, which are sent once, stand apart
     traffic: dict[Any, int] = {way: int(later[way].sum()) for way in ("up", "down")}
@@ -93,7 +93,7 @@ def make_result(job: Job, request: RunRequest, problem: Diverged | None, togethe
         closeup=close_up(finished, about.node) if about.node else None,
         transfer={name: _read_ends(of) for name, of in transfer.items()},
         projected=round(summary.projected.mean, DIGITS) if summary.projected else None,
-        epsilon=None if None in epsilons else round(max(e for e in epsilons if e is not None), DIGITS),
+        epsilon=None if epsilon is None else round(epsilon, DIGITS),
     )
 
 

@@ -20,6 +20,7 @@ from fedmutual.data.stores import Store
 from fedmutual.data.targets import Targets
 from fedmutual.errors import DataError, format_count
 from fedmutual.files import FORMAT
+from fedmutual.rundir.record_files import describe_violation
 from fedmutual.rundir.schema import RecordedPartition, RecordedRows
 
 NOBODY = "no client has training examples of"
@@ -128,9 +129,7 @@ def restore_division(path: Path, table: Table, data: str) -> Division:
     except OSError as problem:
         raise DataError(f"{path}: cannot be read ({problem.strerror})") from None
     except ValidationError as problem:
-        first_error = problem.errors()[0]
-        key = ".".join(map(str, first_error["loc"])) or "the file"
-        raise DataError(f"{path}: is not a partition.json: {key}: {first_error['msg'].lower()}") from None
+        raise DataError(f"{path}: is not a partition.json: {describe_violation(problem)}") from None
     if file.test is None or file.data != data or file.classes != table.classes:
         raise DataError(
             f"{path}: this partition belongs to other data; use the data.name, root, classes and size of the run that "

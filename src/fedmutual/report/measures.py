@@ -191,10 +191,10 @@ def select_subject(line: Line, data: str, of_clients: bool, metric: str = "") ->
 def find_epsilon(line: Line) -> float | None:
     """Return the largest epsilon of any client in any counted run; None if a run has no guarantee or no finite epsilon."""
     stated = [r.summary.privacy for r in line.counted if r.summary and r.summary.privacy]
-    epsilons = [client.epsilon for privacy in stated for client in privacy.clients.values()]
-    if not epsilons or len(stated) < len(line.counted) or None in epsilons:
+    epsilons = [privacy.epsilon for privacy in stated]
+    if len(stated) < len(line.counted) or None in epsilons:
         return None
-    return max(e for e in epsilons if e is not None)
+    return max((epsilon for epsilon in epsilons if epsilon is not None), default=None)
 
 
 def format_epsilon(line: Line) -> str:

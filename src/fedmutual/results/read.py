@@ -97,12 +97,11 @@ def _find_best_rounds(run: RunFacts) -> dict[str | None, int]:
 
 def _describe_run(run: RunFacts) -> dict[str, Any]:
     summary, privacy = run.summary, run.summary.privacy if run.summary else None
-    epsilons = [client.epsilon for client in privacy.clients.values()] if privacy else []
     return {
         "folder": str(run.folder),
         "state": run.state,
         "device": run.environment.device,
         "seconds": summary.seconds if summary else None,
-        "epsilon": max((float("inf") if e is None else e for e in epsilons), default=None),
+        "epsilon": None if privacy is None else float("inf") if privacy.epsilon is None else privacy.epsilon,
         "environment": run.environment.model_dump(),
     }

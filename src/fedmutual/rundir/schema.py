@@ -364,6 +364,12 @@ class RecordedGuarantee(Record):
     unit: str
     clients: dict[str, RecordedBudget]
 
+    @property
+    def epsilon(self) -> float | None:
+        """The largest epsilon of any client; None: infinite."""
+        spent = [client.epsilon for client in self.clients.values()]
+        return None if None in spent else max((one for one in spent if one is not None), default=0.0)
+
 
 class Summary(Record):
     """The content of summary.json, which is written at the end of a run."""

@@ -32,6 +32,7 @@ from fedmutual.data.stores import ResidentStore, make_store
 from fedmutual.errors import ConfigError, DataError, format_error
 from fedmutual.federation.build import check_enough
 from fedmutual.files import replace_file
+from fedmutual.rundir.record_files import describe_violation
 from fedmutual.sites.schema import SeedsTable
 
 _ARRAYS = {"x", "y", "classes", "about"}
@@ -98,8 +99,7 @@ def read_seedset_file(folder: Path, site: str) -> SeedsetFile:
     except FileNotFoundError:
         raise DataError(f"{path}: there is no such file; have site {site!r} send its part of the public seed set") from None
     except ValidationError as problem:
-        first = problem.errors()[0]
-        reason = f"its scaling has a wrong {'.'.join(map(str, first['loc']))}: {first['msg'].lower()}"
+        why = f"its scaling has a wrong {describe_violation(problem)}"
     except Exception as problem:  # a damaged file makes numpy and zipfile fail in many ways
         reason = str(problem) if isinstance(problem, DataError) else format_error(problem)
         why = f"it is not what `fedmutual data give` wrote ({reason})"

@@ -247,10 +247,7 @@ class _Auditor:
         stated = self.summary.privacy
         if stated is None:
             return None
-        spent = [client.epsilon for client in stated.clients.values()]
-        finite = [epsilon for epsilon in spent if epsilon is not None]
-        largest = max(finite) if len(finite) == len(spent) else None
-        return Guarantee(nets=stated.nets, unit=stated.unit, epsilon=largest, delta=stated.delta)
+        return Guarantee(nets=stated.nets, unit=stated.unit, epsilon=stated.epsilon, delta=stated.delta)
 
 
 def _train_meme(experiment: Experiment, client: Client, server: Message) -> nn.Module | None:

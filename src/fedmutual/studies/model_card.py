@@ -184,10 +184,9 @@ def _describe_privacy(run: RunFacts, answering: AnsweringModel) -> list[str]:
     if run.summary is None or run.summary.privacy is None:
         return ["Not stated: the run has not finished, so its epsilon is not known."]
     guarantee, client = run.summary.privacy, answering.client
-    spent = [guarantee.clients[client]] if client in guarantee.clients else list(guarantee.clients.values())
-    epsilons = [s.epsilon for s in spent]
-    largest = "infinite" if None in epsilons else f"{max(e for e in epsilons if e is not None):.3g}"
-    sentences = [f"Epsilon {largest} at delta {guarantee.delta:g}, of each {guarantee.unit}, for all that left the clients."]
+    epsilon = guarantee.clients[client].epsilon if client in guarantee.clients else guarantee.epsilon
+    spent = "infinite" if epsilon is None else f"{epsilon:.3g}"
+    sentences = [f"Epsilon {spent} at delta {guarantee.delta:g}, of each {guarantee.unit}, for all that left the clients."]
     if not answering.is_guaranteed:
         sentences.append("The guarantee does not cover this model: its own network was trained without noise.")
     return sentences
