@@ -1,5 +1,6 @@
 """CSV files as hospitals write them (delimiters, decimal commas, dates, spellings) are read as a plain table is."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import torch
 
 from fedmutual import data
 from fedmutual.config import parse_config
+from fedmutual.data.scaling import UNSCALED
+from fedmutual.data.space import Space
 from fedmutual.data.suggest import describe_suggestion
 from fedmutual.data.table import read_rows
 from fedmutual.data.table_file import find_dialect
@@ -68,12 +71,13 @@ def test_a_messy_file_is_read_as_the_plain_one(tmp_path: Path, delimiter: str) -
         ["commas in columns 'crp' are decimal commas"] if delimiter != "," else []
     )
     settings = config(data=messy_settings).data
-    features = read_rows(Path(messy_settings["root"]), ("age", "crp"), settings.model_copy(update={"replace": {
+    space = Space((2,), ("well", "ill"), 2, "classification", UNSCALED, ("age", "crp"))
+    features, _ = read_rows(Path(messy_settings["root"]), space, settings.model_copy(update={"replace": {
         "crp": {"<5": "2.5", "999": "0"}
     }}))  # fmt: skip
     np.testing.assert_allclose(features.x.take(range(60)), make_frame()[["age", "crp"]].fillna(0).to_numpy(), rtol=1e-6)
     assert features.where(7).startswith("line 9 of ")
-    part = read_rows(Path(messy_settings["root"]), ("age",), settings, labelled=True)
+    part, _ = read_rows(Path(messy_settings["root"]), replace(space, columns=("age",)), settings, labelled=True)
     assert part.labels.tolist() == make_frame()["label"].tolist()
 
 

@@ -212,7 +212,7 @@ def test_a_client_may_lack_a_column_with_an_indicator(tmp_path: Path) -> None:
     assert any("has no column 'age', so its cells are empty" in note for note in federation.notes)
     encoding = make_encoding(federation.spaces["north"].scaling.columns or ())
     assert encoding.features == names
-    rows = table.read_rows(tmp_path / "south.csv", (), about.data, encoding).x.take([0])
+    rows = table.read_rows(tmp_path / "south.csv", federation.spaces["north"], about.data)[0].x.take([0])
     assert encoding(rows)[0, :5].tolist() == [0.5, 1, 0, 0, 1]
     for setting, words in (
         ({"kind": "number", "indicator": True}, "has no column 'age'; state what replaces its cells: data.columns.age.fill"),

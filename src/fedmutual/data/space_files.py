@@ -9,11 +9,10 @@ import numpy as np
 from fedmutual.calling import Shapes
 from fedmutual.config import DataConfig
 from fedmutual.data import arrays, saved, table
-from fedmutual.data.encoding import make_encoding
 from fedmutual.data.examples import Source
 from fedmutual.data.scaling import find_form
 from fedmutual.data.space import Space
-from fedmutual.data.table_file import SUFFIXES, TableFile
+from fedmutual.data.table_file import SUFFIXES
 
 
 def read_file(path: Path, space: Space, data: DataConfig, labelled: bool | None) -> tuple[Source, bool] | None:
@@ -25,15 +24,12 @@ def read_file(path: Path, space: Space, data: DataConfig, labelled: bool | None)
     Raises:
         UserError: the file cannot be read, or its rows do not have the form of the space.
     """
-    suffix, columns = path.suffix.lower(), space.scaling.columns
+    suffix = path.suffix.lower()
     if suffix in SUFFIXES and space.columns is not None:
-        if labelled is None:
-            labelled = {*data.label_columns} <= {*TableFile(path, data).frame}
-        encoding, numbers = make_encoding(columns) if columns else None, space.targets != "classes"
-        rows = table.read_rows(path, space.columns, data, encoding, labelled=labelled, numbers=numbers)
-        return Source(str(path), rows), labelled
+        rows, has_labels = table.read_rows(path, space, data, labelled)
+        return Source(str(path), rows), has_labels
     inputs, contents = None, dict[str, Any]()
-    if suffix == ".npz" and not columns:
+    if suffix == ".npz" and not space.scaling.columns:
         contents = {**arrays.read_arrays(path, missing="name another")}
         inputs = data.inputs or (tuple(space.shape) if isinstance(space.shape, Shapes) and "x" not in contents else None)
     elif data.name == "datasets" and path.is_dir():

@@ -21,8 +21,9 @@ from fedmutual.data.arrays import make_examples, require_root
 from fedmutual.data.column_check import describe_nameless, is_nameless, note_rounded_numbers
 from fedmutual.data.convert import convert_array, find_fix
 from fedmutual.data.draws import Names
-from fedmutual.data.encoding import Encoding, FloatArray
+from fedmutual.data.encoding import FloatArray, make_encoding
 from fedmutual.data.examples import ArrayExamples, ColumnPlan, Examples, Part, Source, list_names
+from fedmutual.data.space import Space
 from fedmutual.data.table_file import DOMAIN, TableFile, make_text, raise_problems
 from fedmutual.data.text import encode_texts, join_columns
 from fedmutual.errors import ConfigError, DataError, format_count
@@ -179,27 +180,25 @@ def _get_cells(frame: pd.DataFrame, name: str) -> "pd.Series[Any]":
 
 
 def read_rows(
-    path: Path | str,
-    columns: Sequence[str],
-    config: DataConfig,
-    encoding: Encoding | None = None,
-    labelled: bool = False,
-    numbers: bool = False,
-    frame: pd.DataFrame | None = None,
-) -> Part:
-    """Return the named columns of a CSV or Parquet file as x [n, columns]; of `labelled` rows the labels and groups, too.
+    path: Path | str, space: Space, config: DataConfig, labelled: bool | None = False, frame: pd.DataFrame | None = None
+) -> tuple[Part, bool]:
+    """Return the columns of a CSV or Parquet file that a space takes as x [n, columns], and whether the rows have labels.
 
-    Other columns are ignored, and the order of columns in the file has no effect.
+    Other columns are ignored, and the order of columns in the file has no effect. x is float64 with NaN for missing cells
+    where the space encodes columns, else float32. Without labels the rows have placeholders, and no groups.
+
     config: how the cells of the client's own files are read (`data.replace`, `data.date_format`), and the columns of labels
-    (`data.label`), as in `read_table`. encoding: the encoding that the values [n, columns] are for, float64 with NaN for
-    missing cells; None: they are features, float32. numbers: as in `read_table`. frame: a table that `path` only names.
+    (`data.label`), as in `read_table`. labelled: whether labels are wanted; None: if the table has them. frame: a table that
+    `path` only names.
 
     Raises:
         BadRows: a column is missing, or cells cannot be used.
         DataError: the file is missing or is no table.
     """
-    file, plans = TableFile(path, config, "name another", frame), encoding.plans if encoding is not None else ()
-    names = [plan.name for plan in plans] or list(columns)
+    file = TableFile(path, config, "name another", frame)
+    plans = make_encoding(space.scaling.columns or ()).plans
+    labelled = {*config.label_columns} <= {*file.frame} if labelled is None else labelled
+    names = [plan.name for plan in plans] or [*(space.columns or ())]
     optional = {plan.name for plan in plans if plan.settings.indicator}
     file.require_columns((name, "the model learned from") for name in names if name not in optional)
     file.require_columns((name, "has the text that the model learned from") for name in config.text or ())
@@ -208,10 +207,10 @@ def read_rows(
     file.require_columns((name, "names the groups") for name in [group_by] if name is not None)
     raise_problems([file])
     x: npt.NDArray[Any] = _parse_cells(file, plans, config.date_format) if plans else _parse_numbers(file, names, config)
-    labels = _read_labels(file, config, numbers) if labelled else np.zeros(len(x))
+    labels = _read_labels(file, config, space.targets != "classes") if labelled else np.zeros(len(x))
     raise_problems([file])
     groups = None if group_by is None else _get_names(file.frame, group_by)
-    return Part(_make_examples(x, file, config), labels, file.name_row.with_file, groups)
+    return Part(_make_examples(x, file, config), labels, file.name_row.with_file, groups), labelled
 
 
 def read_metadata(

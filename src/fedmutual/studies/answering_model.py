@@ -156,7 +156,7 @@ class AnsweringModel(NamedTuple):
         """
         from fedmutual.data import table  # imports pandas, which takes 0.3 s
 
-        return table.read_rows(place, self.takes.columns or (), self.data, self.encoding, frame=frame)
+        return table.read_rows(place, self.takes, self.data, frame=frame)[0]
 
     def make_scaler(self) -> Callable[[Inputs], Inputs]:
         """Return the function from raw examples [B, *raw_shape] to the network's inputs [B, *shape]."""
