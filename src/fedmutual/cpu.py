@@ -31,6 +31,17 @@ def compute_on_cpu() -> Iterator[None]:
 
 
 @contextmanager
+def use_threads(threads: int) -> Iterator[None]:
+    """Within, torch computes with this number of threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
 def flush_denormals() -> Iterator[None]:
     """Within, treat numbers below the smallest normal number (1.2e-38 in float32) as zero on the CPU.
 

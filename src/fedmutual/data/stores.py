@@ -1,7 +1,6 @@
 """Stores of scaled examples by row number: all in memory, or read as needed."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from multiprocessing import current_process
 from typing import Any, Self
 
@@ -13,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from fedmutual.calling import Inputs, Shape, get_shape, list_tensors, map_inputs
 from fedmutual.core import Batch
+from fedmutual.cpu import use_threads
 from fedmutual.data.convert import Where, view_array
 from fedmutual.data.draws import Index
 from fedmutual.data.examples import Examples
@@ -63,7 +63,7 @@ class ResidentStore(_Labelled):
         self._on_devices: dict[torch.device, ResidentStore] = {}
         self._moved_examples: dict[torch.device, Inputs] = {}  # relabelled copies share these tensors
         sentences: list[str] = []
-        with _use_one_thread():
+        with use_threads(1):  # memory bounds the speed of scaling; on a busy machine more threads wait for each other
             for start in range(0, len(labels), _CHUNK):
                 rows = range(start, min(start + _CHUNK, len(labels)))
                 try:
@@ -186,20 +186,6 @@ Store = ResidentStore | StreamedStore
 def _prepare_worker(number: int) -> None:
     """Prepare a worker process of a DataLoader. number: the index of the worker, which DataLoader passes."""
     end_with_parent()
-
-
-@contextmanager
-def _use_one_thread() -> Iterator[None]:
-    """Limit torch to one thread for a while.
-
-    Memory bounds the speed of scaling. More threads gain nothing, and on a busy machine they wait seconds for each other.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _name_by_number(row: int) -> str:

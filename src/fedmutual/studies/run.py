@@ -1,8 +1,8 @@
 """One experiment, from its configuration to its folder."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ from fedmutual import data
 from fedmutual.config import Config
 from fedmutual.config.checks import describe_unused_engine_keys
 from fedmutual.core import Message
+from fedmutual.cpu import use_threads
 from fedmutual.engines.base import Simulation, WorkerLost, count_parameters
 from fedmutual.engines.inprocess import remove_stored_states
 from fedmutual.engines.loop import drive, generate_rounds
@@ -60,7 +61,7 @@ def train_run(config: Config, folder: Path, resume: bool = False, observers: Seq
     recorded = _read_environment(folder, config, resume)
     if recorded is not None:
         try:
-            with _use_threads(config.engine.threads):
+            with use_threads(config.engine.threads), torch.random.fork_rng(devices=[]):  # the caller's streams stay
                 experiment = _build(config, folder, recorded)
                 privacy_plan.check_budget(experiment)
                 handle = EngineHandle(experiment, recorded.engine.name if recorded.engine else None, folder)
@@ -82,7 +83,7 @@ def attempt_together(requests: Sequence[RunRequest]) -> list[Exception | None]:
         BaseException: an error that is no `Exception`, of the first run that raised such an error.
     """
     environments = [_read_environment(r.folder, r.config, r.resume) for r in requests]
-    with _use_threads(max(r.config.engine.threads for r in requests)):
+    with use_threads(max(r.config.engine.threads for r in requests)), torch.random.fork_rng(devices=[]):
         prepared: dict[str, dict[str, data.Prepared]] = {}
         built = {}
         for n, (recorded, request) in enumerate(zip(environments, requests, strict=True)):
@@ -217,18 +218,6 @@ def _describe_pick(choice: EngineChoice) -> tuple[str, ...]:
     """Return a sentence with the engine, its number of workers, and the reason of the choice."""
     many = f" with {choice.workers} workers" if choice.workers > 1 else ""
     return (f"engine {choice.name!r}{many}: {choice.why}",)
-
-
-@contextmanager
-def _use_threads(threads: int) -> Iterator[None]:
-    """Set the number of torch threads for the block; restore the threads and random streams of the caller afterwards."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        with torch.random.fork_rng(devices=[]):
-            yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _build(

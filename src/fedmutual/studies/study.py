@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from fedmutual import data
 from fedmutual.config import Config, override_config
 from fedmutual.errors import ConfigError
-from fedmutual.events import Event, Observer
+from fedmutual.events import Observer
 from fedmutual.federation import build
 from fedmutual.federation.experiment import Experiment
 from fedmutual.rundir.file_names import CONFIG
@@ -177,7 +177,8 @@ def train_runs(
     requests = []
     for folder, (key, config) in runs.items():
         watching = [watch(format_run(key))] if watch else []
-        requests.append(RunRequest(config, folder, resume, [*(partial(_observe, o, key) for o in observers), *watching]))
+        told = [lambda event, observer=observer, key=key: observer(replace(event, run=key)) for observer in observers]
+        requests.append(RunRequest(config, folder, resume, [*told, *watching]))
     configs = [request.config for request in requests]
     limited = limit_jobs(configs, 1 if observers and jobs is None else jobs)
     batches = [[request] for request in requests]
@@ -191,10 +192,6 @@ def train_runs(
         limited = choose_jobs(len(queue), seconds, configs[0].engine.threads)
     train_queue(queue, limited)
     return queue.problems
-
-
-def _observe(observer: Observer, key: RunKey, event: Event) -> None:
-    observer(replace(event, run=key))
 
 
 class _StudyQueue:
