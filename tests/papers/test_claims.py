@@ -11,8 +11,8 @@ from fedmutual_papers.measured_cell import MeasuredCell
 from fedmutual_papers.measures import MEASURES, find_step
 from fedmutual_papers.pages import Page, adjust
 from fedmutual_papers.plan import Scale
-from fedmutual_papers.prose import describe_condition
 from fedmutual_papers.prose import describe_verdict as describe_adjusted
+from fedmutual_papers.prose import say
 from fedmutual_papers.tables import make_claims_table, make_verdicts_table
 from made_results import result
 
@@ -154,7 +154,7 @@ def test_a_claim_about_each_client_differs_from_a_claim_about_their_mean(clients
     judged = judge(claim(**EACH), [clients(*gains)])
     judgement = describe_verdict(judged, 1)
     assert (judgement.startswith(message[0]), judgement.endswith(message[1])) == (True, True), judgement
-    assert describe_condition(judged) == "fml minus fedavg; supported if each client's difference is significantly above 0"
+    assert say("condition", judged) == "fml minus fedavg; supported if each client's difference is significantly above 0"
     assert judged.lines[1].title == "digits MLP, IID, client 1 (mlp)"
     # of a cell that was not run no client is known
     assert judge(claim(**EACH), [clients(0.1), measured(NONE)]).verdict == "inconclusive"
@@ -192,7 +192,7 @@ def test_a_claim_about_every_or_most_cells_differs_from_a_claim_about_their_mean
      "significantly within ± 2.0 points for the mean and for at least one cell, and no cell contradicts the claim"),
 ])  # fmt: skip
 def test_the_condition_is_described(measured, more, end):
-    assert describe_condition(judge(claim(**more), [measured(UP), measured(DOWN)])).endswith(end)
+    assert say("condition", judge(claim(**more), [measured(UP), measured(DOWN)])).endswith(end)
 
 
 def test_what_lines_say_against_a_mean_counts(measured):
@@ -268,7 +268,7 @@ def test_a_number_of_another_cell_is_taken_off(measured, more, mean, condition):
     here, there = measured((0.9, 0.8), (0.1, 0.2), name="here"), measured((0.2, 0.3), (0.6, 0.7), name="there")
     judged = judge(claim(cells="here", **more), [here, there])
     assert judged.overall.mean == pytest.approx(mean)
-    assert describe_condition(judged) == f"{condition}; supported if the difference is significantly above 0"
+    assert say("condition", judged) == f"{condition}; supported if the difference is significantly above 0"
     assert judge(claim(than="fedavg@nowhere", cells="here"), [here, there]).verdict == "not run"
     other_scale = replace(there, scale=Scale(1))
     assert judge(claim(cells="here", **more), [here, other_scale]).verdict == "not run"
@@ -285,7 +285,7 @@ def test_so_many_times(measured, times, sign, message):
     judged = judge(claim(measure="bytes_up", times=times, sign=sign), [cell])
     assert describe_verdict(judged, 1) == f"{message}: 200.0 times (equal in all 3 seeds)"
     side = "above" if sign == "more" else "below"
-    assert describe_condition(judged) == f"fml divided by fedavg; supported if the ratio is significantly {side} {times:,}"
+    assert say("condition", judged) == f"fml divided by fedavg; supported if the ratio is significantly {side} {times:,}"
     cell.results["fedavg"][1] = result("fedavg", 1, clients=clients, traffic={"up": 0, "down": 0})
     assert judge(claim(measure="bytes_up", times=times), [cell]).overall.n == 2  # nothing is so many times nothing
 
