@@ -16,8 +16,8 @@ from fedmutual_papers.store import ResultStore
 pytestmark = pytest.mark.long
 
 IDS = ["table1", "v1-tables", "curves", "dh", "mh", "oh", "newcomer", "rounds", "v1-local", "catfish", "alphabeta"]
-IDS += ["stability", "fairness", "tuned", "rotated-mnist", "pacs", "office-home", "h2l-ablation", "h2l-figures", "benchmark"]
-IDS += ["privacy", "proxyfl"]
+IDS += ["stability", "fairness", "tuned", "few-classes", "rotated-mnist", "pacs", "office-home", "h2l-ablation"]
+IDS += ["h2l-figures", "benchmark", "privacy", "proxyfl"]
 REAL = read_committed_experiments()
 THAN, ARM, MEASURES = 'than = "fedavg"', 'arm = "fml"', '["global_test"]\nfigures'
 
