@@ -2,6 +2,7 @@
 
 import logging
 import os
+import traceback
 from pathlib import Path
 
 os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
@@ -14,7 +15,8 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from peer import CORES, FOREVER, Contest, count_correct, load_work, train
 
-BACKEND = {"init_args": {"num_cpus": CORES}, "client_resources": {"num_cpus": 1, "num_gpus": 0}}
+# "local": not another Ray of this machine
+BACKEND = {"init_args": {"address": "local", "num_cpus": CORES}, "client_resources": {"num_cpus": 1, "num_gpus": 0}}
 
 
 def make_client_app(folder: Path) -> ClientApp:
@@ -74,6 +76,9 @@ if __name__ == "__main__":
     contest = Contest("flwr")
     torch.set_num_threads(CORES)
     logging.disable(logging.WARNING)
-    run_simulation(
-        make_server_app(contest), make_client_app(contest.folder), len(contest.work.clients), backend_config=BACKEND
-    )
+    apps = make_server_app(contest), make_client_app(contest.folder)
+    try:
+        run_simulation(*apps, len(contest.work.clients), backend_config=BACKEND)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)  # the thread of the server would wait for clients for ever

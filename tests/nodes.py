@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-CPUS = max(2, torch.get_num_threads())  # of a node: room for all workers when the others are gone
+CPUS = max(2, torch.get_num_threads())  # of a node: room for three workers of one thread when one node is gone
 
 
 @cache
 def three_nodes() -> Any:
-    """Yield the cluster, which engines join by its address; skip the test if Ray is not installed."""
+    """Return the cluster, which engines join by its address; skip the test if Ray is not installed."""
     os.environ |= {
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",

@@ -312,6 +312,11 @@ def test_a_malformed_message_is_refused_by_both(stage, content) -> None:
         table.server.check_answer(stage, "ash", message)
 
 
+def test_what_is_printed_of_a_site_has_no_secret() -> None:
+    site = Table(5).run(Stage.KEYS).sites["ash"]
+    assert not [secret for secret in site.state.keys if secret in repr(site)]
+
+
 def test_a_site_without_the_keys_of_this_sum_gives_nothing() -> None:
     table = Table(5).run(Stage.CONFIRM)
     order = table.server.make_orders(Stage.UNMASK)["ash"]

@@ -16,9 +16,10 @@ from fedmutual.sites.secure_sum.fixed_point import count_words
 from fedmutual.sites.secure_sum.messages import CONTENT, LONGEST_CONTENT, WORDS
 from fedmutual.sites.statistics import declare_scaling, find_sums
 
-_WORDS = 2**20  # bytes of an answer's scores, and of the keys, brackets and numbers of an order or an answer
-_SITE_WORDS = 2**15  # bytes of a site's names in them, and of a remark on it; a character takes up to 14 bytes
-_LETTER_WORDS = 2**10  # bytes of the words of a message from site to site
+_FIXED = 2**10  # bytes of a message's own keys, brackets and numbers
+_SITE_NAMES = 2**12  # bytes of a site's names in an order or an answer; a character takes up to 14 bytes
+_SENTENCE = 2**13  # bytes of a remark or a problem: LONGEST_TEXT such characters
+_SCORES = 2**20  # bytes of all scores and losses of an answer: some networks on some rows, a number for each class
 _ALIGNED = 8  # bytes in multiples of which safetensors fills its header up
 
 
@@ -29,7 +30,8 @@ class MessageSizes:
         """state: what all know before the first round. is_masked: whether stages of a secure sum are further phases."""
         phases, sums, count = (*algorithm.start, *algorithm.phases), find_sums(algorithm), len(sites)
         replies = [phase.leaves(state) for phase in phases]
-        words = _WORDS + count * len(phases) * _SITE_WORDS  # a remark on each sender in each earlier phase
+        names = _FIXED + count * _SITE_NAMES
+        remarks = count * (max(len(algorithm.start), len(algorithm.phases)) - 1)  # on each sender in each earlier phase
         inbox = {k: (v.dtype, tuple(v.shape)) for k, v in state.items()}  # and all replies of earlier phases
         for number, reply in enumerate(replies):
             inbox |= {f"{number}{PEER}{i}{PEER}{k}": what for k, what in reply.items() for i in sites}
@@ -43,9 +45,9 @@ class MessageSizes:
             inbox, answers = {}, [{}]
         self._site_count = count
         self._traffic = count * sum(count_bytes(reply) for reply in replies)  # of one round, at most
-        self.order = limit_message([inbox], words)
-        self.answer = limit_message(answers, words)
-        self.peer_message = limit_message(replies, _LETTER_WORDS)
+        self.order = limit_message([inbox], names)
+        self.answer = limit_message(answers, names + (remarks + 1) * _SENTENCE + _SCORES)
+        self.peer_message = limit_message(replies, _FIXED)
 
     @property
     def longest_bytes(self) -> int:

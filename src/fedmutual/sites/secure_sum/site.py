@@ -72,7 +72,7 @@ class SumState(BaseModel):
         return mask_key, seal_key, seed
 
 
-@dataclass
+@dataclass(eq=False, repr=False)  # `state` has secrets
 class SumSite:
     """One site in one sum. The caller saves `state` and `opened` after each stage, before the answer is sent.
 
