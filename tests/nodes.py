@@ -12,8 +12,8 @@ CPUS = max(2, torch.get_num_threads())  # of a node: room for all workers when t
 
 
 @cache
-def three_nodes() -> Any:
-    """Yield the cluster, which engines join by its address; skip the test if Ray is not installed."""
+def start_three_nodes() -> Any:
+    """Return the cluster, which engines join by its address; skip the test if Ray is not installed."""
     os.environ |= {
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",

@@ -16,9 +16,9 @@ from fedmutual.sites.secure_sum.fixed_point import count_words
 from fedmutual.sites.secure_sum.messages import CONTENT, LONGEST_CONTENT, WORDS
 from fedmutual.sites.statistics import declare_scaling, find_sums
 
-_WORDS = 2**20  # bytes of an answer's scores, and of the keys, brackets and numbers of an order or an answer
-_SITE_WORDS = 2**15  # bytes of a site's names in them, and of a remark on it; a character takes up to 14 bytes
-_LETTER_WORDS = 2**10  # bytes of the words of a message from site to site
+_TEXT = 2**20  # bytes of an answer's scores, and of the keys, brackets and numbers of an order or an answer
+_TEXT_PER_SITE = 2**15  # bytes of a site's names in them, and of a remark on the site; a character takes up to 14 bytes
+_PEER_TEXT = 2**10  # bytes of the text of a message from site to site
 _ALIGNED = 8  # bytes in multiples of which safetensors fills its header up
 
 
@@ -29,7 +29,7 @@ class MessageSizes:
         """state: what all know before the first round. is_masked: whether stages of a secure sum are further phases."""
         phases, sums, count = (*algorithm.start, *algorithm.phases), find_sums(algorithm), len(sites)
         replies = [phase.leaves(state) for phase in phases]
-        words = _WORDS + count * len(phases) * _SITE_WORDS  # a remark on each sender in each earlier phase
+        text = _TEXT + count * len(phases) * _TEXT_PER_SITE  # a remark on each sender in each earlier phase
         inbox = {k: (v.dtype, tuple(v.shape)) for k, v in state.items()}  # and all replies of earlier phases
         for number, reply in enumerate(replies):
             inbox |= {f"{number}{PEER}{i}{PEER}{k}": what for k, what in reply.items() for i in sites}
@@ -43,9 +43,9 @@ class MessageSizes:
             inbox, answers = {}, [{}]
         self._site_count = count
         self._traffic = count * sum(count_bytes(reply) for reply in replies)  # of one round, at most
-        self.order = limit_message([inbox], words)
-        self.answer = limit_message(answers, words)
-        self.peer_message = limit_message(replies, _LETTER_WORDS)
+        self.order = limit_message([inbox], text)
+        self.answer = limit_message(answers, text)
+        self.peer_message = limit_message(replies, _PEER_TEXT)
 
     @property
     def longest_bytes(self) -> int:
