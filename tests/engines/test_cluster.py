@@ -46,7 +46,7 @@ def other(make=None, ids="012", workers=2, threads=1, **where):
     return Cluster(make or Ready(clients(len(ids))), dict.fromkeys(ids, 1.0), workers=workers, threads=threads, **where)
 
 
-def test_clients_live_on_all_nodes_and_their_processes_are_used_again(nodes):
+def test_clients_are_on_all_nodes_and_their_processes_are_used_again(nodes):
     with closing(hosted(clients())) as engine:
         where, first = dict(engine.visit(node, ALL)), dict(engine.visit(pid, ALL))
         assert engine.workers == 3
