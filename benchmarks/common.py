@@ -35,7 +35,7 @@ class Options:
     htfl: Path | None  # there, a clone of HtFLlib
     setting: str | None  # there, the only setting that is measured, as "mlp-5"
     epochs: int  # there, local epochs of a round
-    peers: Mapping[str, Path]  # there, libraries and a Python that has each
+    peers: Mapping[str, Path]  # there, the name of a library -> a Python that has the library
     before: Path | None = None  # of the sections disk and commands: a clone of an earlier version
 
 

@@ -35,7 +35,7 @@ FOREVER = 10**9
 
 
 def save_noise(path: Path, shape: tuple[int, ...], rows: int, test: int, signal: float = 0.0) -> Path:
-    """Save images of uniformly drawn bytes with labels as an npz file. signal: the share of an image of its class."""
+    """Save images of uniformly drawn bytes with labels as an npz file. signal: the share of its class's image in each."""
     rng = np.random.default_rng(0)
     classes = np.random.default_rng(1).integers(256, size=(CLASSES, *shape))
     arrays = {}

@@ -1,4 +1,4 @@
-"""A contestant of the section peers that trains FedAvg, in any Python with torch: its work, and what it tells.
+"""A contestant of the section peers that trains FedAvg, in any Python with torch: its work, and what it reports.
 
 FOLDER/work.pt, which peers.py writes, is all that the work depends on: the name and first weights of the network, the rows
 of each client, the batches of each round, and the test rows. The script peer_NAME.py trains this work with the library NAME.
@@ -96,7 +96,7 @@ def count_correct(net: nn.Module, test: Rows) -> int:
 
 
 class Contest:
-    """The side of a contestant: the work, and what the contestant has done of it."""
+    """What a contestant uses: the work, and the report of what it has done."""
 
     def __init__(self, library: str) -> None:
         parser = argparse.ArgumentParser()
@@ -116,7 +116,7 @@ class Contest:
         self._timer.wait()
 
     def end_round(self, weights: Callable[[], Iterable[Tensor]], **done: int) -> None:
-        """Count a round. weights: in the order of the state_dict; done: steps, examples, correct, tested."""
+        """Count a round. weights: returns them in the order of the state_dict; done: steps, examples, correct, tested."""
         self.round += 1
         for name, number in done.items():
             self._done[name] = self._done.get(name, 0) + number

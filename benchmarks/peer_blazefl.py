@@ -1,6 +1,6 @@
 """A contestant (peer.py): FedAvg by BlazeFL, a thread for each core. Its users write a client's loop.
 
-Its pool of threads is the recommended one. Its pool of processes, started anew in each round, was slower on each trial.
+Its pool of threads is the recommended one. Its pool of processes, started anew in each round, was slower in each trial.
 """
 
 import os

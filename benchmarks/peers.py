@@ -2,7 +2,7 @@
 
     uv run python benchmarks/run.py peers --pflib PATH --htfl PATH --peer flower=PYTHON --peer fedlab=PYTHON
 
-FML: PATH is a clone of PFLlib or HtFLlib, which do more and other work than bare.py's. FedAvg: all contestants do equal work
+FML: PATH is a clone of PFLlib or HtFLlib, whose work is more and other than bare.py's. FedAvg: all contestants do equal work
 (peer.py). PYTHON is a Python that has the library; the contestant is peer_NAME.py.
 """
 
@@ -30,8 +30,8 @@ SETTINGS = (  # network, clients, full batches of a client in a round, as many a
 )
 TEST_PART = 6  # training rows for each test row, as in MNIST
 SIGNAL = 0.1  # the share of an image that tells its class in FedAvg, so that accuracies can differ
-CLOSE = 0.01  # weights after a round of equal batches: their distance / the way of the round; rounding grows with steps
-NEAR = 0.02  # accuracy after the last turn, where a library draws its own batches
+MOST_APART = 0.01  # the distance of the weights after one round of equal batches / the length of its update; due to rounding
+MOST_ACCURACY_APART = 0.02  # after the last turn; a library may draw its own batches
 
 
 def measure(options: Options) -> list[dict[str, Any]] | None:
@@ -95,7 +95,7 @@ def _compare_fedavg(model: str, clients: int, rows: int, options: Options) -> di
         equality = {name: _check_work(name, answers[1:], expected, folder) for name, answers in reports.items()}
     accuracies = {name: answers[-1]["correct"] / answers[-1]["tested"] for name, answers in reports.items()}
     for name, accuracy in accuracies.items():
-        if abs(accuracy - accuracies["fedmutual"]) > NEAR:
+        if abs(accuracy - accuracies["fedmutual"]) > MOST_ACCURACY_APART:
             raise SystemExit(f"{name}: accuracy {accuracy:.3f} after the last turn, fedmutual {accuracies['fedmutual']:.3f}")
     result = _tell(model, clients, rows, "fedavg", True, seconds, options)
     work = {name: {**equality[name], "accuracy": figure(accuracies[name]), "versions": reports[name][0]} for name in reports}
@@ -143,11 +143,11 @@ def _check_work(name: str, answers: list[dict[str, Any]], expected: dict[str, in
                 raise SystemExit(f"{name}: {answer[unit]} {unit} in turn {turn}, and not {number}")
     ours, theirs = (join(torch.load(folder / f"peer_{n}-0.pt")) for n in ("fedmutual", name))
     apart = ((ours - theirs).norm() / (ours - join(torch.load(folder / "work.pt")["start"])).norm()).item()
-    if apart > CLOSE and name != "pflib":  # it draws its own batches
+    if apart > MOST_APART and name != "pflib":  # it draws its own batches
         raise SystemExit(
-            f"{name}: weights after the first round are not fedmutual's: the distance is {apart:.1e} of the way"
+            f"{name}: after the first round the weights differ from fedmutual's by {apart:.1e} of the length of the update"
         )
-    return {"distance_of_weights_over_way": figure(apart)}
+    return {"distance_of_weights_over_update": figure(apart)}
 
 
 def _tell(

@@ -77,20 +77,20 @@ class Stage:
 
 
 class RoundTimer:
-    """Times the rounds of a loop that asks nobody before its next round."""
+    """Measures rounds of a library whose loop begins the next round without a request."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
 
     def wait(self) -> None:
-        """Wait for the next request; leave the loop after the last."""
+        """Wait for the next request; end the process after the last."""
         self._left = self._stage.wait()
         if not self._left:
             raise SystemExit
         self._begun = time.perf_counter()
 
     def end_round(self, finish: Callable[[float], object] = lambda seconds: seconds) -> None:
-        """Count a round, and after the last of a request tell its answer. finish: seconds -> answer."""
+        """Count a round; after the last round of a request, report the answer. finish: seconds -> answer."""
         self._left -= 1
         if not self._left:
             self._stage.tell(finish(time.perf_counter() - self._begun))

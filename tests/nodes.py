@@ -12,7 +12,7 @@ CPUS = max(2, torch.get_num_threads())  # of a node: room for three workers of o
 
 
 @cache
-def three_nodes() -> Any:
+def start_three_nodes() -> Any:
     """Return the cluster, which engines join by its address; skip the test if Ray is not installed."""
     os.environ |= {
         "RAY_USAGE_STATS_ENABLED": "0",

@@ -69,10 +69,10 @@ def processes(clients: list[Client]) -> Processes:
 
 def cluster(clients: list[Client]) -> Cluster:
     """Return an engine with three workers on three nodes."""
-    from nodes import three_nodes  # not where a worker imports this file
+    from nodes import start_three_nodes  # not where a worker imports this file
 
     costs, threads = dict.fromkeys((c.id for c in clients), 1.0), torch.get_num_threads()
-    return Cluster(Ready(clients), costs, workers=3, threads=threads, address=three_nodes().address)
+    return Cluster(Ready(clients), costs, workers=3, threads=threads, address=start_three_nodes().address)
 
 
 ENGINES: dict[str, Callable[[list[Client]], Any]] = {

@@ -1,6 +1,6 @@
 """The interface of an algorithm: what is sent, what is minimised, how replies are combined. No engine is known here.
 
-Read in this order: a `Message` is sent; a `Phase` is one exchange, with nine hooks; `stepping.work` is the client's part
+Read in this order: a `Message` is sent; a `Phase` is one exchange, with its hooks; `stepping.work` is the client's part
 of a phase, with the same code in every eager engine. Shapes: B batch, C classes; ``...`` the shape of one example.
 """
 

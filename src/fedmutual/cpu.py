@@ -32,7 +32,7 @@ def compute_on_cpu() -> Iterator[None]:
 
 @contextmanager
 def use_threads(threads: int) -> Iterator[None]:
-    """Within, torch computes with this number of threads."""
+    """Within this context, torch computes with this number of threads; then with the earlier number again."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

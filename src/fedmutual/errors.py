@@ -101,7 +101,7 @@ def format_count(number: int, noun: str) -> str:
 
 
 def suggest_name(name: str, known: Iterable[str], otherwise: str) -> str:
-    """Return the fix of an unknown name: "did you mean 'x'?" with the most similar known one; `otherwise` without one."""
+    """Return the fix for an unknown name: "did you mean 'x'?" with the most similar known name; `otherwise` if none is."""
     near = get_close_matches(name, list(known), 1)
     return f"did you mean {near[0]!r}?" if near else otherwise
 

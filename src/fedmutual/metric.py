@@ -54,7 +54,7 @@ class Metric:
 
     @property
     def limit(self) -> float:
-        """Return the greatest difference of two values: 1 of fractions, else infinity."""
+        """Return the greatest difference of two values: 1 if values are fractions, else infinity."""
         return 1.0 if self.is_fraction else math.inf
 
     @property

@@ -226,7 +226,7 @@ def test_metadata_that_miss_something(tmp_path: Path) -> None:
     metadata.write_text("file_name,patient\ncat/00.png,p\ncat/01.png,\n")
     refused("no row names the file dog/00.png (2 of 4 files); add a row", data=about)
     metadata.write_text("file_name,patient\ncat/00.png,p\ncat/01.png,\ndog/00.png,q\ndog/01.png,q\n")
-    refused("it names no patient for cat/01.png; fill in", data=about)
+    refused("the column patient is empty for cat/01.png; fill in", data=about)
 
 
 DATASET = """

@@ -1,5 +1,5 @@
-"""A Ray cluster of three nodes: who lives where, what dies, what finds no room, and that a run is the same bytes for it. A
-cluster of our own is reached from this machine alone, with its token alone; an old Ray starts none.
+"""A Ray cluster of three nodes: where clients are, workers that die, too few resources, and runs with the bytes of other
+engines. Only this machine can connect to a cluster of our own, and only with its token; an old Ray starts none.
 """
 
 import json
@@ -23,7 +23,7 @@ from fedmutual.engines.workers import Unportable
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.events import Failed, Replied, Started
 from kills import same
-from nodes import CPUS, three_nodes
+from nodes import CPUS, start_three_nodes
 from toy import Ready, client, killed, pid, raise_unpicklable, refused
 from toy import cluster as hosted
 
@@ -34,7 +34,7 @@ ALL = dict.fromkeys("012", ())
 
 @pytest.fixture
 def nodes():
-    return three_nodes()
+    return start_three_nodes()
 
 
 def clients(count=3):
@@ -46,7 +46,7 @@ def other(make=None, ids="012", workers=2, threads=1, **where):
     return Cluster(make or Ready(clients(len(ids))), dict.fromkeys(ids, 1.0), workers=workers, threads=threads, **where)
 
 
-def test_clients_live_on_all_nodes_and_their_processes_are_used_again(nodes):
+def test_clients_are_on_all_nodes_and_their_processes_are_used_again(nodes):
     with closing(hosted(clients())) as engine:
         where, first = dict(engine.visit(node, ALL)), dict(engine.visit(pid, ALL))
         assert engine.workers == 3

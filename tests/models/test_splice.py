@@ -84,7 +84,7 @@ def test_modules_below_others_keep_their_names():
 @pytest.mark.parametrize(
     ("part", "sentence"),
     [
-        (["features.conv2"], "the module must begin or end the network"),
+        (["features.conv2"], "the module must be the first or the last of the network"),
         (["features.conv1", "features.conv2"], "names several modules"),
         (["features.conv1.weight"], "is no module"),
     ],

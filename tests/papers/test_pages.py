@@ -14,7 +14,7 @@ from fedmutual_papers.experiment_files import find_home, read_experiment, read_e
 from fedmutual_papers.measured_cell import read_measured_cells
 from fedmutual_papers.pages import TEMPLATE, decide_outcome, describe_readings, make_forest
 from fedmutual_papers.plan import Scale, list_jobs
-from fedmutual_papers.reproduce import BEGIN, END, fill_front
+from fedmutual_papers.reproduce import TABLE_BEGIN, TABLE_END, fill_front
 from fedmutual_papers.store import ResultStore
 from fedmutual_papers.tables import make_printed_frame
 from made_results import MADE, result
@@ -142,7 +142,7 @@ def test_experiments_without_printed_numbers_have_a_count_of_0(papers, cli, tmp_
         cell.write_text(re.sub("paper = .*", "", cell.read_text()))
     (tmp_path / "pages").mkdir()
     front = tmp_path / "pages/README.md"
-    front.write_text(f"{BEGIN}\n{END}\n")
+    front.write_text(f"{TABLE_BEGIN}\n{TABLE_END}\n")
     cli.run("reproduce", "--pages", "pages", "--experiments", papers)
     assert "| **all** | 0 | 0 | 0 | 0 |\n" in front.read_text()
 
@@ -212,7 +212,7 @@ def test_the_findings_are_written_beside_the_folder_of_the_pages(named, papers, 
     shutil.copy(find_home() / TEMPLATE, papers / TEMPLATE)
     front = tmp_path / "docs/pages/README.md"
     front.parent.mkdir(parents=True)
-    front.write_text(f"Before.\n{BEGIN}\nold\n{END}\nAfter.\n")
+    front.write_text(f"Before.\n{TABLE_BEGIN}\nold\n{TABLE_END}\nAfter.\n")
     out, _ = cli.run("reproduce", "--pages", "docs/pages", "--results", store.folder, "--experiments", papers)
     assert [Path(line).as_posix() for line in out.split()][-2:] == ["docs/pages/README.md", "docs/findings.md"]
     text = (tmp_path / "docs/findings.md").read_text()
@@ -220,8 +220,8 @@ def test_the_findings_are_written_beside_the_folder_of_the_pages(named, papers, 
     depends = text.partition("## Depends on the reading")[2].partition("##")[0]
     assert depends.count("**FML beats FedAvg.**") == 1
     assert (tmp_path / "docs/pages/figures/findings.svg").read_text().startswith("<svg")
-    before, _, rest = front.read_text().partition(BEGIN)
-    assert (before, rest.partition(END)[2]) == ("Before.\n", "\nAfter.\n")
+    before, _, rest = front.read_text().partition(TABLE_BEGIN)
+    assert (before, rest.partition(TABLE_END)[2]) == ("Before.\n", "\nAfter.\n")
     assert "| [table9](table9.md) | 4 | 2 | 0 | 2 |" in rest
 
 
@@ -262,6 +262,6 @@ def test_a_front_page_without_marks_is_left_as_it_is(tmp_path):
     page = tmp_path / "README.md"
     page.write_text("Before.\nAfter.\n")
     assert fill_front(tmp_path, "| 1 |") == {}
-    page.write_text(f"Before.\n{BEGIN}\nold\n{END}\nAfter.\n")
-    assert fill_front(tmp_path, "| 1 |") == {page: f"Before.\n{BEGIN}\n\n| 1 |\n\n{END}\nAfter.\n"}
+    page.write_text(f"Before.\n{TABLE_BEGIN}\nold\n{TABLE_END}\nAfter.\n")
+    assert fill_front(tmp_path, "| 1 |") == {page: f"Before.\n{TABLE_BEGIN}\n\n| 1 |\n\n{TABLE_END}\nAfter.\n"}
     assert fill_front(tmp_path / "none", "| 1 |") == {}

@@ -240,7 +240,7 @@ def test_settings_with_unequal_steps_are_compared_with_their_budgets(tmp_path):
     ]
     (comparison,) = compare_folders(folders)
     assert verdicts.judge(comparison).lead.startswith(
-        "Against FML, rounds = 2, local_epochs = 1, whose clients took 24 gradient steps together (FML, "
+        "Against FML, rounds = 2, local_epochs = 1, whose clients took 24 gradient steps in total (FML, "
         "rounds = 3, local_epochs = 5: 120): on the clients' own validation data"
     )
 

@@ -37,7 +37,7 @@ def test_weights_that_a_site_names_count_from_its_file(tmp_path, weights_key, re
     ("tables", "message"),
     [
         *(
-            ({"algorithm": {"name": name}}, f"algorithm {name!r} trains on data at the server, which has none between real")
+            ({"algorithm": {"name": name}}, f"algorithm {name!r} trains on data at the server, and the server of real sites")
             for name in ("centralised", "feddf")
         ),
         ({"partition": {"clients": 3}}, "key 'partition' is not allowed in FEDERATION.toml"),

@@ -93,7 +93,7 @@ class CellTable(_Section):
     noise: tuple[float, ...] = ()  # Gaussian weight noise under which the last global model is scored
     node: str | None = None  # the node that is looked at closely: its losses over the rounds, its features at the end
     optional: bool = False  # left out, with a word, where its data are not there
-    first_seed: int = Field(default=0, ge=0)  # after 0 where a setting that other seeds chose is confirmed
+    first_seed: int = Field(default=0, ge=0)  # above 0 in a cell that confirms a result of other seeds
     arms: dict[str, Arm]
 
 

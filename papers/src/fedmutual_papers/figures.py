@@ -19,7 +19,7 @@ from fedmutual.algorithms import ALGORITHMS
 from fedmutual.config.methods import find_method
 from fedmutual.report.cells import PageTable
 from fedmutual.report.curves import SLOTS, Curve, Picture, make_data_table
-from fedmutual.report.plots import MARKS, SHAPES, TEXT, Styles, draw_curves, make_axes, make_colour, make_inline_svg
+from fedmutual.report.plots import GAIN_MARKERS, MARKS, TEXT, Styles, draw_curves, make_axes, make_colour, make_inline_svg
 from fedmutual.results.estimate import Estimate
 from fedmutual.results.scale import PERCENT, MetricScale, format_number
 from fedmutual_papers import measures
@@ -136,7 +136,7 @@ class Forest:
         axes.axvline(0, color=make_colour("ink"), linewidth=1, clip_on=False)
         places = [len(self.rows) - 1 - k for k in range(len(self.rows))]
         for place, (_, difference, sign) in zip(places, self.rows, strict=True):
-            mark, tone = SHAPES[sign]
+            mark, tone = GAIN_MARKERS[sign]
             style: dict[str, Any] = {"color": make_colour(tone), "linewidth": 1.8, "capsize": 3, "clip_on": False}
             error = None if difference.half is None else 100 * difference.half
             axes.errorbar([100 * difference.mean], [place], xerr=error, marker=mark, markersize=6, **style)

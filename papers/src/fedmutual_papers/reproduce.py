@@ -21,8 +21,8 @@ from fedmutual_papers.store import LOCK_LIMIT, ResultStore
 
 FRONT = "README.md"
 # The comment lines before and after the table of the front page.
-BEGIN = "<!-- printed numbers: made by `fedmutual reproduce --pages FOLDER` from the results; not to be edited -->"
-END = "<!-- end of printed numbers -->"
+TABLE_BEGIN = "<!-- printed numbers: made by `fedmutual reproduce --pages FOLDER` from the results; not to be edited -->"
+TABLE_END = "<!-- end of printed numbers -->"
 
 
 def print_experiments(root: Path | None, console: Console) -> None:
@@ -188,6 +188,6 @@ def fill_front(folder: Path, table: str) -> dict[Path, str]:
     """Return the front page with a table, in Markdown, between the marks: path -> text; {} for a page without marks."""
     path = folder / FRONT
     text = path.read_text(encoding="utf-8") if path.exists() else ""
-    head, begun, rest = text.partition(BEGIN)
-    _, ended, tail = rest.partition(END)
-    return {path: f"{head}{BEGIN}\n\n{table}\n\n{END}{tail}"} if begun and ended else {}
+    head, begun, rest = text.partition(TABLE_BEGIN)
+    _, ended, tail = rest.partition(TABLE_END)
+    return {path: f"{head}{TABLE_BEGIN}\n\n{table}\n\n{TABLE_END}{tail}"} if begun and ended else {}

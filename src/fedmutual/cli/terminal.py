@@ -94,8 +94,8 @@ def show_progress(
 
     Errors of training: `Diverged`, `Disagreed`, `Refused`. A UserError is raised unchanged.
 
-    line: formats the scores of an evaluation. runs: the number of runs of the command. option: with which this command,
-    given again, resumes; "": without any.
+    line: formats the scores of an evaluation. runs: the number of runs of the command. option: the option with which the
+    same command resumes; "" if it resumes without an option.
     """
     from fedmutual.boundary import Refused
     from fedmutual.core import Disagreed, Diverged
@@ -127,7 +127,7 @@ class Terminated(KeyboardInterrupt):
 
 
 def describe_stop(stop: KeyboardInterrupt) -> tuple[str, Code]:
-    """Return how a user or another process stopped this one, for a sentence, and the exit code."""
+    """Return (what stopped this process, as the beginning of a sentence; the exit code)."""
     return ("stopped by SIGTERM", Code.TERMINATED) if isinstance(stop, Terminated) else ("stopped by hand", Code.STOPPED)
 
 

@@ -49,15 +49,16 @@ from fedmutual.settings import COMMON_OPTIMIZERS, MOST_SUMMED, OnlyIf
 
 _NEEDS = {"shards": "classes_per_client", "dirichlet": "alpha", "file": "file"}
 _KNOWN = "give numbers that are known without these rows"
-_VOIDING: dict[str, tuple[tuple[Any, ...], str, str]] = {  # the guarantee of privacy: key -> values (all if empty), why, fix
+# key -> (the values that void the guarantee of privacy, or () if each value does; the reason; the fix)
+_LEAKS: dict[str, tuple[tuple[Any, ...], str, str]] = {
     "engine.name": (
         ("stacked",),
-        "= 'stacked' steps clients as one and cannot clip each example's gradient",
+        "= 'stacked' trains clients together and cannot clip each example's gradient",
         "use 'auto', 'inprocess', 'processes' or 'cluster'",
     ),
     "engine.precision": (
         (),
-        "rounds gradients after their norm was taken, so that the bound would not hold",
+        "rounds gradients after their norm is computed, so that the clipping bound would not hold",
         "use 'float32'",
     ),
     "split.folds": ((), "trains several models on a row, whose costs epsilon does not add", "remove it"),
@@ -215,7 +216,7 @@ def _list_leaks(config: Config) -> Iterator[str]:
         yield f"privacy.nets = {config.privacy.nets!r} needs the key 'privacy.sigma', the noise multiplier; {fix}"
     for key, value, _ in _list_set_keys(config):
         name = ".".join(key.split(".")[-2:])
-        values, why, fix = _VOIDING.get(name, ((None,), "", ""))
+        values, why, fix = _LEAKS.get(name, ((None,), "", ""))
         if not values or value in values or (name == "data.mean" and key.startswith("clients.")):
             yield f"key {key!r} {why}; with privacy.nets {fix}"
 

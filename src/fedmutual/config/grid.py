@@ -19,13 +19,13 @@ from fedmutual.errors import ConfigError
 Grid = Mapping[str, Any]
 """Dotted key -> a list of values to try, a value that is fixed, or a range: ``{"log-uniform": [0.001, 0.1]}``."""
 
-_FIXES = {
+_RANGE_FIXES = {
     "uniform": "write two numbers, the smaller one first: {uniform=[0.1,0.9]}",
     "log-uniform": "write two numbers above 0, the smaller one first: {log-uniform=[0.001,0.1]}",
     "integers": "write two whole numbers, the smaller one first: {integers=[1,5]}",
     "choices": "there is nothing to choose from; write {choices=[1,5]}",
 }
-RANGES = tuple(_FIXES)
+RANGES = tuple(_RANGE_FIXES)
 
 LEARNING_RATE = "optimizer.lr"
 _LONGEST = 100  # characters of a folder's name
@@ -117,7 +117,7 @@ def _draw_values(key: str, values: Sequence[Any], trials: int, seed: int) -> lis
     if kind == "choices" and isinstance(ends, list | tuple) and ends:
         return [ends[n] for n in stream.integers(len(ends), size=trials)]
     if not _is_drawable(kind, ends):
-        raise ConfigError(f"key {key!r}: {format_value({kind: ends})}: {_FIXES[kind]}")
+        raise ConfigError(f"key {key!r}: {format_value({kind: ends})}: {_RANGE_FIXES[kind]}")
     low, high = ends
     if kind == "integers":
         return [int(n) for n in stream.integers(low, high, size=trials, endpoint=True)]

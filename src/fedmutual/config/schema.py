@@ -339,7 +339,12 @@ class EngineConfig(Section):
     products: Products = key("auto")
     """the library that multiplies float32 matrices on a CPU: blas (torch's own choice, on x86 MKL) or onednn; auto takes
     onednn on AMD processors with AVX-512. The two round differently"""
-    compile: bool = key(False, only_if=(OnlyIf("engine", ("none",), about="never", remark="torch.compile saved no time"),))
+    compile: bool = key(
+        False,
+        only_if=(
+            OnlyIf("engine", ("none",), about="fedmutual is of an earlier version", remark="torch.compile saved no time"),
+        ),
+    )
     """no longer used: `engine.graphs` makes the steps of stacks faster"""
     graphs: bool = key(False, only_if=_if_engine("stacked"))
     """launch the step of a stack as one CUDA graph, which needs an NVIDIA GPU"""
@@ -417,7 +422,8 @@ def make_optional_table(kind: type[Section], names: str = "", *only_if: OnlyIf) 
     types, unset = get_type_hints(kind, include_extras=True), Table()
     for name in names.split() or kind.model_fields:
         effect = read_effect(kind, name)
-        # methods may share the file's tables, and a client's table is for one: what another key undoes is an error there
+        # In the tables of the file, which several methods may share, a key without effect gives a remark. In the table of a
+        # client, a key that another key makes useless is an error.
         conditions = (replace(c, remark="") if "." in c.key else c for c in effect.only_if or ())
         about, effect = kind.model_fields[name].description, replace(effect, only_if=(*conditions, *only_if))
         unset[name] = types[name] | None, key(None, about, **vars(effect))

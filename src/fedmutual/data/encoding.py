@@ -128,7 +128,7 @@ class EncodedExamples(Examples):
 def encode_examples(source: Source, examples: Examples, scaling: RecordedScaling) -> Examples:
     """Return the examples of a source as networks take them: encoded where its columns are.
 
-    scaling: of the client's space, with what was learned of its columns.
+    scaling: the scaling of the client's space, with the encoding of its columns.
     """
     if source.plans is None:
         return examples

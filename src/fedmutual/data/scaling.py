@@ -23,10 +23,11 @@ _KINDS = {2: "tables of features", 3: "series", 4: "images", 5: "volumes"}  # of
 class Scaling(RecordedScaling):
     """The scaling of every example, in training and test. With empty mean and std, inputs are not standardised.
 
-    Images are resized bilinearly with antialiasing, volumes trilinearly. `dtype` is that of inputs that are not scaled.
+    Images are resized bilinearly with antialiasing, volumes trilinearly. `dtype`: the type of inputs that are not scaled.
     """
 
-    inputs: dict[str, "Scaling"] | None = None  # type: ignore[assignment]  # of several, each; the others are unused then
+    # the scaling of each of several inputs; the other fields are then unused
+    inputs: dict[str, "Scaling"] | None = None  # type: ignore[assignment]
 
     def __call__(self, x: Inputs) -> Inputs:
         """Return stored examples x [B, *shape] as scaled float32, resized, or as integers. x may be overwritten.

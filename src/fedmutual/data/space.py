@@ -22,7 +22,7 @@ class Space:
     classes: tuple[str, ...]  # the names of classes, labels, numbers or times, in the order of the outputs
     outputs: int
     task: str
-    scaling: Scaling  # of the inputs, with the steps of a table's columns
+    scaling: Scaling  # of the inputs, with the encoding of a table's columns
     columns: tuple[str, ...] | None = None  # the names of a table's features
     rows: Inputs | None = field(default=None, compare=False, repr=False)  # two inputs [2, *shape] of the data, if any
 
@@ -76,7 +76,7 @@ def find_dtype(scaling: Scaling) -> torch.dtype:
 
 
 def make_constants(shape: Shape, scaling: Scaling) -> Inputs:
-    """Return two constant inputs [2, *shape] for a network without data, in their types."""
+    """Return two constant inputs [2, *shape] of the scaled types, for a network without data."""
     if not isinstance(shape, Shapes):
         return make_example_inputs(shape, find_dtype(scaling))
     inputs = scaling.inputs or {}

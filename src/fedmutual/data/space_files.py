@@ -1,4 +1,4 @@
-"""Rows of a file in the form that a known space takes: tables, arrays, and folders that the library datasets saved."""
+"""Reads rows of a file in the form of a known space: tables, arrays, and folders that the library datasets saved."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +18,8 @@ from fedmutual.data.table_file import SUFFIXES
 def read_file(path: Path, space: Space, data: DataConfig, labelled: bool | None) -> tuple[Source, bool] | None:
     """Return the rows of a file, unscaled, and whether they have labels; without labels they have placeholders.
 
-    None: it is no file of a kind that the space takes. data: how the files of the training are read. labelled: whether
-    labels are wanted; None: if the file has them.
+    The result is None if the space takes no files of this kind. data: how the files of the training are read. labelled:
+    whether to read labels; None: read them if the file has them.
 
     Raises:
         UserError: the file cannot be read, or its rows do not have the form of the space.

@@ -63,7 +63,7 @@ class ResidentStore(_Labelled):
         self._on_devices: dict[torch.device, ResidentStore] = {}
         self._moved_examples: dict[torch.device, Inputs] = {}  # relabelled copies share these tensors
         sentences: list[str] = []
-        with use_threads(1):  # memory bounds the speed of scaling; on a busy machine more threads wait for each other
+        with use_threads(1):  # memory limits the speed of scaling; on a busy machine several threads wait for each other
             for start in range(0, len(labels), _CHUNK):
                 rows = range(start, min(start + _CHUNK, len(labels)))
                 try:

@@ -188,8 +188,8 @@ def read_rows(
     where the space encodes columns, else float32. Without labels the rows have placeholders, and no groups.
 
     config: how the cells of the client's own files are read (`data.replace`, `data.date_format`), and the columns of labels
-    (`data.label`), as in `read_table`. labelled: whether labels are wanted; None: if the table has them. frame: a table that
-    `path` only names.
+    (`data.label`), as in `read_table`. labelled: whether to read labels; None: read them if the table has them. frame: a
+    table in memory; `path` is then its name in messages.
 
     Raises:
         BadRows: a column is missing, or cells cannot be used.
@@ -218,7 +218,8 @@ def read_metadata(
 ) -> tuple[npt.NDArray[Any] | None, Names | None]:
     """Return the labels [n, ...] of files, and their groups [n] (`data.group_by`), from a table with the column file_name.
 
-    names: of the files, in its words. labelled: whether the table has labels; numbers: as in `read_table`.
+    names: the names of the files, as the column has them. labelled: whether to read labels. numbers: as in `read_table`.
+    Labels or groups that are not read are None.
 
     Raises:
         BadRows: a column is missing, or cells cannot be used.
@@ -228,20 +229,21 @@ def read_metadata(
     named = [(column, "data.label") for column in config.label_columns if labelled]
     named += [(group, "data.group_by")] if group is not None else []
     keys, columns = dict.fromkeys(key for _, key in named), ["file_name", *(column for column, _ in named)]
-    file = TableFile(path, config, f"{' and '.join(keys)} needs it, with the columns {', '.join(columns)}")
+    wanted = f"{' and '.join(keys)} {'needs' if len(keys) == 1 else 'need'} it, with the columns {', '.join(columns)}"
+    file = TableFile(path, config, wanted)
     file.require_columns([("file_name", "each row names a file by")])
     file.require_columns((column, f"{key} names") for column, key in named)
     raise_problems([file])
     labels = _read_labels(file, config, numbers) if labelled else None
     raise_problems([file])
     rows = {os.path.normpath(name.replace("\\", "/")): row for row, name in enumerate(file.frame["file_name"].map(str))}
-    if missing := [name for name in names if name not in rows]:  # the table may have Windows' backslashes
+    if missing := [name for name in names if name not in rows]:  # the table may have the backslashes of Windows
         raise DataError(f"{path}: no row names the file {missing[0]} ({len(missing)} of {len(names)} files); add a row")
     found = [rows[name] for name in names]
     groups = None if group is None else _get_names(file.frame, group)[found]
     if groups is not None and (groups == "").any():
         first = names[int((groups == "").argmax())]
-        raise DataError(f"{path}: it names no {group} for {first}; fill in the cells of this column")
+        raise DataError(f"{path}: the column {group} is empty for {first}; fill in its cells")
     return None if labels is None else labels[found], groups
 
 

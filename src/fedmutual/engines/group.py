@@ -60,7 +60,7 @@ class Group:
     """Clients with one architecture, stacked for the lifetime of the engine."""
 
     def __init__(self, clients: Sequence[Client], graphs: Graphs | None = None) -> None:
-        """graphs: of the steps of all clients; None: steps are not captured."""
+        """graphs: the CUDA graphs of the steps of all clients; None: steps are not captured."""
         self.clients, self.graphs = clients, graphs
         self._losses: dict[Any, tuple[Forward, Work]] = {}
         self.number = {id(client): number for number, client in enumerate(clients)}
@@ -90,7 +90,7 @@ class Group:
         return self._rows[key]
 
     def get_loss(self, like: PhaseInput) -> tuple[Forward, Work]:
-        """Return the loss of the phase for clients like this one, and its forward passes per step; made once."""
+        """Return the loss of the phase for clients like this one, and its forward passes per step; a loss is made once."""
         key = identify_loss(like)
         if key not in self._losses:
             skeletons, work = {net: stack.skeleton for net, stack in self.stacks.items()}, Work()

@@ -56,7 +56,7 @@ class Stacker:
         self._obstacle, self._capture = obstacle, capture
         self.clients: list[Client] = []
         self.remarks: list[str] = []
-        self._are_stackable: dict[Any, bool] = {}
+        self._is_stackable: dict[Any, bool] = {}
 
     @cached_property
     def _groups(self) -> list[Group]:
@@ -87,7 +87,7 @@ class Stacker:
             yield part, partial(participate, part.client, part.phase, part.inbox, part.declared, part.at)
 
     def _can_stack(self, group: Group, parts: Sequence[PhaseInput]) -> bool:
-        """Return whether these clients step in this phase as one stack, not one after the other.
+        """Return whether these clients train in this phase as one stack, not one after the other.
 
         Whether vmap supports the phase is tried once, on copies of two clients. Times do not decide, so that equal runs have
         equal bits.
@@ -95,16 +95,16 @@ class Stacker:
         if len(parts) < 2:
             return False
         key = id(group), identify_loss(parts[0])
-        if key not in self._are_stackable:
+        if key not in self._is_stackable:
             try:
                 check_stackable(parts[:2])
-                self._are_stackable[key] = True
+                self._is_stackable[key] = True
             except Exception as problem:  # whatever a network's or an algorithm's code may do
                 names = ", ".join(dict.fromkeys(p.client.id for p in parts))
                 why = f"vmap refuses ({shorten_error(problem)})"
                 self.remarks.append(f"clients {names} step one after the other, not stacked: {why}")
-                self._are_stackable[key] = False
-        return self._are_stackable[key]
+                self._is_stackable[key] = False
+        return self._is_stackable[key]
 
 
 def _can_copy(client: Client) -> bool:

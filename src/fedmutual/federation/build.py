@@ -148,7 +148,11 @@ def _check_holdout(experiment: Experiment) -> None:
     keys += ["records.ensemble"] if records.ensemble and not experiment.pooled else []
     if keys and without is not None:
         file = experiment.config.partition.file
-        fix = "set 'split.holdout', for example to 0.1" if file is None else f"{file} has none: use that of a run with them"
+        fix = (
+            "set 'split.holdout', for example to 0.1"
+            if file is None
+            else f"{file} has none; use the file of a run with hold-out rows"
+        )
         raise ConfigError(f"key {keys[0]!r} needs hold-out rows, which client {without!r} lacks; {fix}, or remove the key")
     shared = experiment.nets.complete and not experiment.pooled
     has_scores = any(is_disclosed(experiment.config.disclosure(i), len(rows.holdout or ())) for i, rows in clients.items())

@@ -277,7 +277,7 @@ def list_evaluations(
     names, scores = list(known), set(algorithm.scores)
     own = [kind for kind in EVALUATION_KINDS if kind in names]
     every = [*own, *(kind for kind in ACROSS if kind in names)]
-    scored = {  # (net, model) -> the rows
+    scored = {  # (network, model) -> the kinds of rows
         ("personal", "personal"): every if "personal" in scores else [],
         ("meme", "proxy"): every if "proxy" in scores else [],
         (ENSEMBLE, ENSEMBLE): [k for k in every if k != "holdout"] if ensemble and {"personal", "global"} <= scores else [],
@@ -285,8 +285,8 @@ def list_evaluations(
         ("meme", COPY): own if copies and "global" in scores else [],
     }
     for (net, model), kinds in scored.items():
-        called = "meme" if model == "proxy" or (model == "global" and not complete) else model
-        yield from (EvalSpec(net, kind, called, client, kind) for kind in kinds)
+        name = "meme" if model == "proxy" or (model == "global" and not complete) else model
+        yield from (EvalSpec(net, kind, name, client, kind) for kind in kinds)
 
 
 def list_pooled_evaluations(known: Iterable[str]) -> Iterable[EvalSpec]:

@@ -171,18 +171,16 @@ def _locate_part(net: nn.Module, path: str, examples: Inputs, name: str) -> tupl
         output = call_network(net.eval(), x)
     if len(calls) == 1:
         inputs, named, part_output, version = calls[0]
-        given = (
-            *inputs,
-            *(v for v in named.values() if isinstance(v, Tensor)),
-        )  # others are settings, such as a mask of None
+        # values by name that are no tensors are settings, such as a mask of None
+        given = (*inputs, *(v for v in named.values() if isinstance(v, Tensor)))
         if len(inputs) == len(given) == 1 and isinstance(inputs[0], Tensor) and isinstance(part_output, Tensor):
             if inputs[0] is x:
                 return tuple(part_output.shape[1:]), True
             if part_output is output and part_output._version == version:  # later layers may change it in place
                 return tuple(inputs[0].shape[1:]), False
     raise ConfigError(
-        f"key 'model.adaptor': an adaptor beside {path!r} of network {name!r} cannot be inferred: the module must begin or "
-        f"end the network, and be called once, with one tensor by position, for one tensor; use {_REST}"
+        f"key 'model.adaptor': an adaptor beside {path!r} of network {name!r} cannot be inferred: the module must be the "
+        f"first or the last of the network, be called once with one tensor by position, and return one tensor; use {_REST}"
     )
 
 

@@ -109,10 +109,10 @@ def make_pictures(comparison: RunComparison) -> list[Picture]:
     over_bytes = [_replace_rounds(picture, BYTES, sent) for picture in pictures if picture.id == "acc"]
     title = "{}; over the bytes that a node has sent, mean over nodes"
     over_bytes = [replace(p, id="costs", title=title.format(p.title)) for p in over_bytes if p.curves]
-    paces = {m.method: m.runs[0].settings.local_steps for m in comparison.methods}
-    if None not in paces.values() and len({*paces.values()}) > 1:  # all methods count them, and take different numbers
+    per_round = {m.method: m.runs[0].settings.local_steps for m in comparison.methods}
+    if None not in per_round.values() and len({*per_round.values()}) > 1:  # all count local steps, with different numbers
         rounds = pd.Series(range(max(run.reached for run in comparison.runs) + 1))
-        steps = {label: rounds * pace for label, pace in paces.items()}
+        steps = {label: rounds * number for label, number in per_round.items()}
         pictures = [_replace_rounds(picture, "local step", steps) for picture in pictures]
     return [*pictures, *over_bytes]
 
@@ -120,7 +120,7 @@ def make_pictures(comparison: RunComparison) -> list[Picture]:
 def _replace_rounds(picture: Picture, unit: str, places: Mapping[str, "pd.Series[int]"]) -> Picture:
     """Return a picture over local steps or bytes in place of rounds; a method that has none of them is left out.
 
-    places: label of a method -> round -> its place on the horizontal axis. Of several scores at one place the last is drawn.
+    places: label of a method -> round -> the round's place on the horizontal axis. Of scores at one place the last is drawn.
     """
     curves = tuple(
         replace(c, values=c.values.set_axis(places[c.method].loc[c.values.index]).groupby(level=0).last())

@@ -33,10 +33,10 @@ _TOKENS = {name: f"#fe01{number:02x}" for number, name in enumerate(_NAMES)}  # 
 _TOKEN = re.compile("#fe01([0-9a-f]{2})")
 _SVG, _LINK = "http://www.w3.org/2000/svg", "{http://www.w3.org/1999/xlink}href"
 
-ROW = 13.0  # height of a client's row in pixels
-MOST_ROWS = 44  # beyond so many rows all clients of a method share a row
-AXIS = 40  # pixels below the rows
-SHAPES = {1: ("^", "gain"), -1: ("v", "harm"), 0: ("o", "muted")}  # direction of a gain -> marker, colour
+ROW = 13.0  # height of a client's row of gains in pixels
+MOST_ROWS = 44  # of gains: beyond so many rows all clients of a method share a row
+AXIS = 40  # pixels below the rows of gains
+GAIN_MARKERS = {1: ("^", "gain"), -1: ("v", "harm"), 0: ("o", "muted")}  # direction of a gain -> marker, colour
 _CHARACTER = 6.2  # pixels of a character of a label, on average
 
 Hit = tuple[float, float, float, float, str]
@@ -104,7 +104,7 @@ def draw_reliability(curves: Sequence[tuple[str, Reliability]], prefix: str, sty
 
 
 class GainRow(NamedTuple):
-    """A row of the picture: a method's mean, or one of its clients; `height` counts rows from the top."""
+    """A row of the picture of gains: a method's mean, or one of its clients; `height` counts rows from the top."""
 
     label: str
     height: float
@@ -208,7 +208,7 @@ def find_limits(rows: Sequence[GainRow], factor: int = 100) -> tuple[float, floa
 def _draw_row(axes: Any, row: GainRow, limits: tuple[float, float], factor: int) -> None:
     """Draw the interval, cut at the limits with an arrow where it continues, and the mean's marker above it."""
     gain = row.estimate
-    shape, tone = SHAPES[gain.direction]
+    shape, tone = GAIN_MARKERS[gain.direction]
     if row.has_interval and gain.half:
         ends = factor * gain.low, factor * gain.high
         shown = max(ends[0], limits[0]), min(ends[1], limits[1])
@@ -224,7 +224,7 @@ def _draw_row(axes: Any, row: GainRow, limits: tuple[float, float], factor: int)
 
 
 def _make_hits(axes: Any, rows: Sequence[GainRow], is_dense: bool, factor: int) -> list[Hit]:
-    """A row to point at, of the whole width; a square around a mark where clients share a row."""
+    """Return the places to point at: rows of the whole width; where clients share a row, a square around each mark."""
     box, height = axes.get_window_extent(), axes.figure.bbox.height
     hits: list[Hit] = []
     for row in rows:

@@ -59,12 +59,12 @@ class Estimate:
 
     @property
     def direction(self) -> int:
-        """+1 or -1 if the mean is better or worse than 0, else 0; sums of floats alone make no difference."""
+        """+1 or -1 if the mean is better or worse than 0, else 0; a difference that sums of floats can cause is 0."""
         return (self.mean > SAME) - (self.mean < -SAME)
 
     @property
     def may_be_chance(self) -> bool:
-        """Whether nothing is certain, and the mean differs from 0 or there are too few units."""
+        """Whether the sign is not certain, and the mean differs from 0 or there are too few units."""
         return not self.sign and (self.is_few or bool(self.direction))
 
     @property

@@ -217,7 +217,7 @@ class Worth:
         return measured, self.estimate([*over_all.values()]) if over_all else chosen
 
     def estimate(self, gains: Sequence[float], unit: str = "seeds") -> Estimate:
-        """Return the mean of gains, with its interval. unit: what each gain is of."""
+        """Return the mean of gains, with its interval. unit: what each gain is of, such as "seeds"."""
         return estimate(gains, unit, self._grain, self.metric.limit)
 
 

@@ -123,7 +123,7 @@ def read_records(path: Path, kind: type[R], start: int = 0) -> Iterator[R]:
 def _read_lines(path: Path, start: int = 0) -> list[bytes]:
     """Return the lines of a log, and last the text after the last line end: empty, or an incomplete line.
 
-    start: the bytes that are left out. Raises RunError if there is a log that cannot be read.
+    start: the number of bytes to leave out. A missing log is empty. Raises RunError if a log cannot be read.
     """
     try:
         with path.open("rb") as file:

@@ -91,7 +91,7 @@ TRANSFER_DATA = {"acc": "test", "bwt": "test.own", "fwt": "test.others"}
 
 
 class LedgerLine(LogLine):
-    """A line of ledger.jsonl: bytes of the tensors sent down to a client and up from it in a phase. Round 0 is the start."""
+    """A line of ledger.jsonl: bytes of the tensors sent down to a client and up from it in a phase, also in round 0."""
 
     phase: str
     client: str

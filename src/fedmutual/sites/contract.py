@@ -256,7 +256,7 @@ def _list_faults(contract: Contract) -> Iterator[str]:
     if KINDS[kind].is_named and config.data.classes is None:
         yield "the key 'data.classes' is missing: labels are matched by these names at every site"
     if is_pooled(config) or (public is not None and public.server):
-        yield f"{method} trains on data at the server, which has none between real sites; choose another algorithm"
+        yield f"{method} trains on data at the server, and the server of real sites has no data; choose another algorithm"
     if public is not None and sites.public is None and contract.public is None:
         yield f"{method} needs the key 'sites.public', the folder of the public seed set that all sites have"
     if layout is not None and (public is not None or len(algorithm.start) > 1 or is_peer_to_peer(algorithm)):

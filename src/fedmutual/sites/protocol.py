@@ -123,7 +123,7 @@ class MalformedMessage(ValueError):
 
 
 class TooFew(RuntimeError):
-    """Fewer sites answered than a round, or a stage of a secure sum, needs: it begins again when enough are back."""
+    """Too few sites answered in a round, or a stage of a secure sum. The round begins again when enough sites are back."""
 
 
 class Limit(NamedTuple):

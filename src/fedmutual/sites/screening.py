@@ -66,10 +66,11 @@ def screen(
     algorithm: Algorithm,
     newcomers: Collection[str] = (),
 ) -> tuple[dict[str, str], dict[str, float], dict[str, Message]]:
-    """Compare the replies of a phase with the limits of a contract and with each other; return three tables by site.
+    """Compare the replies of a phase with the limits of a contract and with each other.
 
-    They are why a reply is not used, in one clause with equal text in every round; norms of the usable updates, none where
-    messages are not updates of the sent model; and the replies to use of newcomers whose update was shortened.
+    Return (refused, norms, shortened), each by site. refused: the reason why a reply is not used, a clause with equal text
+    in every round. norms: of the usable updates; empty where messages are not updates of the sent model. shortened: the
+    shortened replies of newcomers, to use in place of their own.
 
     Where the algorithm shares a model, a reply is an update of the sent model. Other replies, such as FedMD's logits and
     FedProto's prototypes, are compared without subtraction: an honest site without a class may move these far away. Their

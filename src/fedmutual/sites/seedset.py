@@ -210,7 +210,7 @@ def collect_seedset(
         _check(path, find_mismatch(one, find_image_shape(space.shape), classes, space.scaling))
         parts[i] = given = _read_site_part(one, path, like)
         if mine.rows is not None and i == site:
-            parts[i] = mine._replace(trained=[0] * len(classes))  # what the set lacks of this site's classes is said below
+            parts[i] = mine._replace(trained=[0] * len(classes))  # the loop below warns of classes that the set lacks
         found = _gather_parts({i: parts[i]}, classes).summary(use.labelled)
         if parts[i] is not given and describe_difference(found, _gather_parts({i: given}, classes).summary(use.labelled)):
             raise DataError(

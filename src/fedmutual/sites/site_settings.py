@@ -119,8 +119,9 @@ def _find_fault(contract: Contract, experiment: Experiment) -> str | None:
         layout, agreed_layout = make_layout(space, contract.config.data.columns), contract.layout
         if layout != (agreed_layout if sites.columns is None else replace(agreed_layout, inputs=layout.inputs)):
             return (
-                "data.mean = 'federated' sums the rows of all sites, and these have other classes, another shape or columns "
-                "with names; change the data to fit 'data.classes' and 'sites.input', or let the lead set 'sites.columns'"
+                "data.mean = 'federated' sums the rows of all sites, but this site's rows have other classes, another "
+                "shape, or columns with names; change the data to fit 'data.classes' and 'sites.input', or let the lead set "
+                "'sites.columns'"
             )
     return None
 

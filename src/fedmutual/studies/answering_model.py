@@ -124,7 +124,7 @@ class AnsweringModel(NamedTuple):
         return self.files or (is_image and self.takes.scaling.divisor != 1)
 
     def is_image(self, path: Path, labelled: bool) -> bool:
-        """Return whether a path is an image that the model takes; of labelled ones a folder with those of each class."""
+        """Return whether a path is an image that the model takes; if labelled, a folder with a folder of images by class."""
         from fedmutual.data.table_file import SUFFIXES  # imports pandas, which takes 0.3 s
 
         is_saved, is_array = self.data.name == "datasets" and path.is_dir(), path.suffix.lower() in (*SUFFIXES, ".npz")
@@ -142,8 +142,8 @@ class AnsweringModel(NamedTuple):
 
         read = read_file(path, self.takes, data, labelled)
         if read is None:
-            kind = "contains no labelled examples for this model"
-            why = kind if labelled else "the model learned from data of another kind"
+            unlabelled = "contains no labelled examples for this model"
+            why = unlabelled if labelled else "the model learned from data of another kind"
             wanted = self.describe_inputs(self.data.label_columns if labelled else None)
             raise DataError(f"{path}: {why}; give it {wanted}")
         return read[0]

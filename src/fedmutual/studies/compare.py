@@ -29,7 +29,7 @@ from fedmutual.rundir.record_files import write_record
 from fedmutual.rundir.schema import TunedRecord
 from fedmutual.settings import LEAST_TRIALS, RATE_FACTORS
 from fedmutual.studies.observers import Watch
-from fedmutual.studies.study import RunKey, Setting, Study, list_runs, list_seeds, rehearse, train_runs
+from fedmutual.studies.study import RunKey, Setting, Study, list_runs, list_seeds, train_runs, try_experiment
 from fedmutual.studies.sweep import KEPT, SHARE, Sweep, has_effect_on_rows, plan_combinations, train_sweep
 from fedmutual.studies.trained_run import Run, open_trained_run
 
@@ -86,7 +86,7 @@ def find_unfit_methods(
     for method in methods:
         try:
             variant, _ = replace_algorithm(config, method, method_settings)
-            experiment = rehearse(variant, prepared)
+            experiment = try_experiment(variant, prepared)
             if variant.model.batchnorm != config.model.batchnorm and experiment.nets.notes:  # the method would be FedAvg
                 raise ConfigError(experiment.nets.notes[0])
             _check_paces({config.algorithm["name"]: config, method: variant})

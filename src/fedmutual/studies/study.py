@@ -71,8 +71,8 @@ def run(
     return open_trained_run(folder, config)
 
 
-def rehearse(config: Config, prepared: Mapping[str, data.Prepared]) -> Experiment:
-    """Build an experiment and the networks of all clients, untrained, so that errors appear now and not hours later.
+def try_experiment(config: Config, prepared: Mapping[str, data.Prepared]) -> Experiment:
+    """Return an experiment after a check that the networks of all clients can be built: errors appear before training.
 
     Raises:
         UserError: the data or a network do not fit the configuration.
@@ -177,8 +177,8 @@ def train_runs(
     requests = []
     for folder, (key, config) in runs.items():
         watching = [watch(format_run(key))] if watch else []
-        told = [lambda event, observer=observer, key=key: observer(replace(event, run=key)) for observer in observers]
-        requests.append(RunRequest(config, folder, resume, [*told, *watching]))
+        keyed = [lambda event, observer=observer, key=key: observer(replace(event, run=key)) for observer in observers]
+        requests.append(RunRequest(config, folder, resume, [*keyed, *watching]))
     configs = [request.config for request in requests]
     limited = limit_jobs(configs, 1 if observers and jobs is None else jobs)
     batches = [[request] for request in requests]

@@ -103,7 +103,7 @@ class SweepPlan:
 
     name: str  # of the configuration
     combinations: Sequence[Setting]
-    local_only: Mapping[str, Setting]  # by label: beside each combination whose personal models it can be compared with
+    local_only: Mapping[str, Setting]  # label of a combination -> local-only training to compare it with
     study: Study  # of all settings, each once
     by: By | None = None
     halving: bool = False
@@ -310,7 +310,7 @@ def has_effect_on_rows(key: str) -> bool:
 
 
 def _list_local_only(settings: Sequence[Setting], several: Sequence[str]) -> dict[str, Setting]:
-    """Return label -> local-only training with the values of a setting that has personal models, equal ones as one."""
+    """Return label -> local-only training with equal values, for settings with personal models; equal ones only once."""
     known = [setting for setting in settings if setting.config.algorithm["name"] == LOCAL_ONLY]
     references = dict[str, Setting]()
     for setting in settings:
@@ -338,7 +338,7 @@ def train_sweep(plan: SweepPlan, resume: bool = False, watch: Watch | None = Non
     """
     study = plan.study
     check_folders(study.runs, resume)
-    _rehearse(study)
+    _try_settings(study)
     tried, left = dict[str, ScoredTrial](), [*plan.combinations]
     for round, count in plan.rungs:
         by_label = {setting.label: setting for setting in left[:count]}
@@ -380,16 +380,16 @@ def _score_settings(
     return scored
 
 
-def _rehearse(study: Study) -> None:
+def _try_settings(study: Study) -> None:
     """Read the data and build the networks of each setting to train, so that errors appear now and not hours later."""
     unfinished = [run for folder, run in study.runs.items() if not (folder / SUMMARY).exists()]
     prepared: dict[tuple[str, ...], dict[str, data.Prepared]] = {}
-    rehearsed = set[object]()
+    tried = set[object]()
     with torch.random.fork_rng(devices=[]):
         for key, config in unfinished:
-            if key[0] in rehearsed:
+            if key[0] in tried:
                 continue
-            rehearsed.add(key[0])
+            tried.add(key[0])
             own_networks = list_user_networks(config)  # which choose the form of inputs
             prepared[own_networks] = prepared.get(own_networks) or data.prepare(config)
             try:

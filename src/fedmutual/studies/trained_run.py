@@ -510,7 +510,7 @@ def read_space(folder: Path, client: str | None = None) -> Space:
 
 
 def has_one_scaling(folder: Path) -> bool:
-    """Return whether all clients of a run scale their inputs equally; only training augments them."""
+    """Return whether all clients of a run scale their inputs equally. Augmentation, which only training uses, may differ."""
     scalings = [client.scaling.model_dump(exclude={"augment"}) for client in read_model_environment(folder).clients.values()]
     return all(scaling == scalings[0] for scaling in scalings)
 

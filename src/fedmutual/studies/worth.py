@@ -15,7 +15,7 @@ from fedmutual.results.worth import Coalition, Worth, draw_order, list_steps
 from fedmutual.role import LOCAL_ONLY
 from fedmutual.settings import MOST_COALITION_RUNS
 from fedmutual.studies.observers import Watch
-from fedmutual.studies.study import Setting, Study, check_folders, list_seeds, rehearse, train_runs
+from fedmutual.studies.study import Setting, Study, check_folders, list_seeds, train_runs, try_experiment
 
 EXACT = 6  # participants at most whose coalitions are all trained
 LEAST_ORDERS = 3  # of an interval
@@ -123,10 +123,10 @@ def train_worth(
 def _list_participants(config: Config) -> tuple[str, ...]:
     """Return the participants, after a check that each can train with all others and alone. Raises UserError."""
     prepared = data.prepare(config)
-    participants = rehearse(config, prepared).clients
+    participants = try_experiment(config, prepared).clients
     for i in participants:
         try:
-            rehearse(config.model_copy(update={"participants": (i,)}), prepared)
+            try_experiment(config.model_copy(update={"participants": (i,)}), prepared)
         except UserError as problem:
             raise type(problem)(f"with the participant {i!r} alone: {problem}") from None
     return participants

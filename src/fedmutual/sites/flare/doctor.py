@@ -197,7 +197,7 @@ def check_connection(kit: Kit, patience: float = _PATIENCE, idle: float = 0.0) -
         user = unquote(url.netloc.rpartition("@")[0]).encode()
         headers = {"Proxy-Authorization": f"Basic {base64.b64encode(user).decode()}"} if user else {}
         connection.set_tunnel(host, port, headers)
-        way_out = f"correct {variable} or the proxy, or add {host} to no_proxy to connect without a proxy"
+        proxy_fix = f"correct {variable} or the proxy, or add {host} to no_proxy to connect without a proxy"
     try:
         if proxy is None:
             addresses = sorted({str(a[4][0]) for a in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)})
@@ -218,7 +218,7 @@ def check_connection(kit: Kit, patience: float = _PATIENCE, idle: float = 0.0) -
             why = f"refuses with status {refusal[1]}" if refusal else "does not answer as an HTTP proxy"
         if proxy is not None:
             is_temporary = refusal is not None and refusal[1].startswith("5")  # the server may not be running yet
-            yield Check(WRONG, f"{host}:{port} cannot be reached, because {where} {why}; {way_out}", is_temporary)
+            yield Check(WRONG, f"{host}:{port} cannot be reached, because {where} {why}; {proxy_fix}", is_temporary)
             return
         unread = " and ".join(name for name in UNREAD_VARIABLES if os.environ.get(name))
         fix += f"; if only a proxy connects to it, set https_proxy: {unread} is not read" if unread else ""
@@ -227,7 +227,7 @@ def check_connection(kit: Kit, patience: float = _PATIENCE, idle: float = 0.0) -
     yield Check(OK, f"{where} accepts connections" if proxy is None else f"{where} connects to {host}:{port}")
     check = _check_tls(kit, connection.sock, idle)
     is_fine = proxy is None or check.grade == OK
-    yield check if is_fine else check._replace(text=f"through {where}: {check.text}; {way_out}")
+    yield check if is_fine else check._replace(text=f"through {where}: {check.text}; {proxy_fix}")
 
 
 def _check_tls(kit: Kit, plain: socket.socket, idle: float) -> Check:

@@ -244,7 +244,7 @@ def read_connected(folder: Path) -> tuple[Connections, Connections, dict[str, tu
 
 
 def read_status(state: Path, name: str) -> dict[str, Any]:
-    """Return how a federation stands, for a lead or for the server's operator. state: the server's folder.
+    """Return the status of a federation, for a lead or for the server's operator. state: the server's folder.
 
     "connected" and "seen": the connected sites, and when the others were last seen, as `read_connected`. "progress": as
     `read_progress`. "stops": whether a lead has asked for a stop. "time": this host's clock. "gone": as `read_gone`.
@@ -255,7 +255,7 @@ def read_status(state: Path, name: str) -> dict[str, Any]:
 
 
 def read_clock(state: Path) -> float | None:
-    """Return how many seconds the clock of the server is ahead of a site's; None before the first job, or if damaged."""
+    """Return the seconds by which the server's clock is ahead of a site's; None before the first job."""
     with suppress(RunError, KeyError, TypeError, ValueError):
         return float(read_json(state / WORK_FOLDER / CLOCK_FILE)["ahead"])
     return None

@@ -109,8 +109,8 @@ class Session(contextlib.AbstractContextManager["Session"]):
     def status(self, name: str) -> dict[str, Any]:
         """Return the status of a federation. Raises ConfigError where the server has another version of fedmutual.
 
-        The status is as `read_status`; an older server gives no "seen", "time" and "gone". "job": the id of a waiting or
-        running job, or None.
+        The keys are those of `read_status`, and "job": the id of a waiting or running job, or None. "seen", "time" and
+        "gone" are None with an older server.
         """
         answer = self._send_command("status", name)
         check_release(_read(answer, "version", Text), "the server")

@@ -248,7 +248,7 @@ def _carry_out(state: Path, engine: Any, what: str, name: str, file: str) -> dic
         about = {"job": _find_job(engine, name), "version": fedmutual.__version__}
         return progress.read_status(state, name) | about | {"connected": sorted(list_connected(engine)[0])}
     if what == "stop":
-        contracts = workspace.read_pointer(state / WORK_FOLDER)["contracts"]
+        contracts = workspace.read_pointer(state / WORK_FOLDER)["contracts"] if known is None else ()
         agreed = {run for contract in contracts for run, _ in list_runs(contract["name"], contract["tables"])}
         if known is not None or name in agreed:  # one of several runs may not have begun
             write_json(stop, {"format": FORMAT})
