@@ -148,6 +148,20 @@ def test_a_fedavg_run_on_other_inputs_is_refused(run, small, cli, settings, sent
     assert not Path("a").exists()
 
 
+def test_arrays_without_columns_do_not_fit_a_run_of_tables(small, cli):
+    cells = np.arange(120.0).reshape(60, 2)
+    rows = "".join(f"{a},{b},{n % 2}\n" for n, (a, b) in enumerate(cells))
+    Path("t.csv").write_text(f"age,crp,label\n{rows}")
+    np.savez("n.npz", x=cells, y=np.arange(60) % 2)
+    table = "{ name = 'csv', root = 't.csv', mean = [60.0, 60.0], std = [30.0, 30.0] }"
+    partition = "partition = { kind = 'iid', clients = 2 }\nsplit = { test = 0.3 }\n"
+    small.write_text(partition + NEWCOMER.replace('{ name = "digits" }', table))
+    cli.run("run", small, "--set", "model.shared=mlp", "--out", "r")
+    code, _, err = adapt(cli, text=NEWCOMER.replace('{ name = "digits" }', "{ name = 'npz', root = 'n.npz' }"))
+    assert code == 2
+    assert "the columns is [], and the shared model of r has 'age', 'crp'; give the file these, in this order" in err
+
+
 @pytest.mark.parametrize("out", ["r", "r/adapted", "other", "tuned/x"])
 def test_it_never_writes_into_a_run(run, cli, out):
     shutil.copytree("r", "tuned")

@@ -196,6 +196,20 @@ def test_an_export_overwrites_nothing_and_leaves_nothing_half_written(digits, cl
     assert sorted(p.name for p in tmp_path.iterdir()) == before
 
 
+def test_a_program_that_the_disk_has_no_room_for_is_left_out_with_the_reason(digits, cli, without_onnx):
+    """torch itself would end the process when it cannot write to a path."""
+    resource = pytest.importorskip("resource")  # not on Windows
+    cli("export", digits, "--to", "first")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (Path("first/weights.safetensors").stat().st_size, before[1]))
+    try:
+        out, _ = cli.run("export", digits, "--to", "model")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert re.search(r"left out: model\.pt2 and model\.onnx: .*model\.pt2: cannot be written \(File too large\)", out)
+    assert {p.name for p in Path("model").iterdir()} == {"README.md", "model.json", "weights.safetensors"}
+
+
 def test_without_the_extra_onnx_is_left_out_and_the_rest_is_there(digits, cli, without_onnx):
     out, _ = cli.run("export", digits, "--to", "model")
     assert "left out: model.onnx: ONNX needs the package 'onnx': pip install \"fedmutual[onnx]\"" in out

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from threading import Lock
 
 import numpy as np
 import pytest
@@ -43,6 +44,17 @@ class Hooked(nn.Module):
         return self.head(self.kept["body"].relu())
 
 
+LOCK = Lock()
+
+
+class Locked(nn.Linear):
+    """Cannot be copied: it holds a lock, which is one for all networks, so that they are alike."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__(4, classes)
+        self.lock = LOCK
+
+
 class Returning(nn.Module):
     def __init__(self, classes: int, form: str) -> None:
         super().__init__()
@@ -65,7 +77,8 @@ def half(classes: int) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, classes)).bfloat16()
 
 
-MAKERS = [Fourier, Hooked, weight_norm, lazy, half, *(partial(Returning, form=f) for f in ("tuple", "logits", "out"))]
+RETURNING = (partial(Returning, form=form) for form in ("tuple", "logits", "out"))
+MAKERS = [Fourier, Hooked, Locked, weight_norm, lazy, half, *RETURNING]
 
 
 @pytest.mark.parametrize("engine", ["inprocess", "stacked"])
@@ -78,6 +91,8 @@ def test_a_network_is_trained_and_rebuilt(make: Callable[..., nn.Module], engine
     )
     last = run.history().query("metric == 'accuracy' and model == 'global' and round == 3")["value"]
     assert last.mean() > 0.7
+    remark = "clients a, b step one after the other, not stacked: their networks cannot be copied (cannot pickle"
+    assert (remark in (tmp_path / "r/log.txt").read_text()) == (make is Locked and engine == "stacked")
     net = run.global_model()
     assert net.state_dict().keys() == make(classes=2).state_dict().keys()
     answers = run.predict(X[:5]).to_numpy()

@@ -31,7 +31,7 @@ from fedmutual.engines.workers import (
     pack_host_request,
     pack_payload,
 )
-from fedmutual.errors import ConfigError, RunError, format_error
+from fedmutual.errors import ConfigError, RunError
 
 PLACEMENT_LIMIT = 60.0  # seconds to wait for free resources
 START = 300.0  # seconds to wait until workers with reserved resources have started
@@ -79,7 +79,7 @@ def start_local_cluster(ray: Any, cpus: int) -> None:
             _initialise(ray, address="local", num_cpus=cpus, include_dashboard=False)
     except Exception as problem:  # of many types
         raise ConfigError(
-            f"engine.name = 'cluster': Ray cannot start a cluster on this machine ({format_error(problem)}); correct "
+            f"engine.name = 'cluster': Ray cannot start a cluster on this machine ({_join_lines(problem)}); correct "
             "the cause, or choose engine.name = 'processes'"
         ) from None
     finally:
@@ -96,7 +96,7 @@ def connect_to_cluster(ray: Any, address: str) -> None:
             _initialise(ray, address=address)
     except Exception as problem:  # of many types
         raise ConfigError(
-            f"key 'engine.address': there is no Ray cluster to join at {address!r} ({format_error(problem)}); if the "
+            f"key 'engine.address': there is no Ray cluster to join at {address!r} ({_join_lines(problem)}); if the "
             "cluster requires a token, set RAY_AUTH_MODE=token and the token of the cluster in the environment"
         ) from None
 
@@ -121,6 +121,11 @@ def _set_variables(values: Mapping[str, str]) -> Iterator[None]:
     finally:
         for name in added:
             os.environ.pop(name, None)
+
+
+def _join_lines(problem: Exception) -> str:
+    """Return what Ray says about a problem, in one line: the cause often stands below the first line."""
+    return (" ".join(str(problem).split()) or type(problem).__name__)[:300]
 
 
 class Reservation:

@@ -65,7 +65,7 @@ class Stacker:
             self.remarks.append(f"{self._obstacle}, and step one after the other")
             return []
         trainable = [c for c in self.clients if c.privacy is None and c.optimizers.keys() == c.nets.keys()]
-        groups = [group for group in group_alike(trainable) if len(group) > 1 and _can_copy(group[0])]
+        groups = [group for group in group_alike(trainable) if len(group) > 1 and self._can_copy(group)]
         graphs = [None if self._capture is None else Graphs(self.remarks, self._capture) for _ in groups]
         return [Group(group, of_group) for group, of_group in zip(groups, graphs, strict=True)]
 
@@ -100,19 +100,21 @@ class Stacker:
                 check_stackable(parts[:2])
                 self._is_stackable[key] = True
             except Exception as problem:  # whatever a network's or an algorithm's code may do
-                names = ", ".join(dict.fromkeys(p.client.id for p in parts))
-                why = f"vmap refuses ({shorten_error(problem)})"
-                self.remarks.append(f"clients {names} step one after the other, not stacked: {why}")
+                self._remark_unstacked([part.client for part in parts], "vmap refuses", problem)
                 self._is_stackable[key] = False
         return self._is_stackable[key]
 
+    def _can_copy(self, clients: Sequence[Client]) -> bool:
+        try:
+            copy_networks(clients[0].nets)
+        except Exception as problem:  # a network may hold objects of any kind
+            self._remark_unstacked(clients, "their networks cannot be copied", problem)
+            return False
+        return True
 
-def _can_copy(client: Client) -> bool:
-    try:
-        copy_networks(client.nets)
-    except Exception:  # a network may hold objects of any kind
-        return False
-    return True
+    def _remark_unstacked(self, clients: Sequence[Client], why: str, problem: Exception) -> None:
+        names = ", ".join(dict.fromkeys(client.id for client in clients))
+        self.remarks.append(f"clients {names} step one after the other, not stacked: {why} ({shorten_error(problem)})")
 
 
 def _group_by_key(parts: Sequence[PhaseInput]) -> list[list[PhaseInput]]:

@@ -314,7 +314,7 @@ class _Newcomer:
         for what, ours, theirs, fix in compared:
             if ours != theirs:
                 are_names = isinstance(next(iter(theirs), None), str) and isinstance(theirs, tuple)
-                ours, theirs = ((list_names if are_names else format_shape)(one) for one in (ours, theirs))
+                ours, theirs = ((list_names if are_names and one else format_shape)(one) for one in (ours, theirs))
                 raise ConfigError(
                     f"{self.file}: {what} is {ours}, and the shared model of {source.folder} has {theirs}; {fix}"
                 )
