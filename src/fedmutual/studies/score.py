@@ -229,7 +229,7 @@ def _read_labelled(file: Path, label: Label, answering: AnsweringModel, by: str 
     """
     takes, is_table = answering.takes, file.suffix.lower() in SUFFIXES
     data = answering.data.model_copy(update={"root": file, "test": None, "group_by": by})  # of the training files
-    if label is not None and not (is_table and takes.columns):
+    if label is not None and not is_table:
         raise DataError(f"{file}: label = {label!r} names a column, and this is no table; remove label")
     if not answering.is_image(file, labelled=True):
         data = data if label is None else data.model_copy(update={"label": label})
