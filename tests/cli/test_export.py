@@ -2,6 +2,7 @@
 
 import json
 import re
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from sklearn.datasets import load_digits
 
 import fedmutual
 from fedmutual.models import build
+from fedmutual.studies import export
 
 pytestmark = pytest.mark.long
 
@@ -194,6 +196,23 @@ def test_an_export_overwrites_nothing_and_leaves_nothing_half_written(digits, cl
     monkeypatch.setattr("fedmutual.studies.export.write_model_card", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
     assert "other: cannot be written (full)" in cli.fail("export", digits, "--to", "other")
     assert sorted(p.name for p in tmp_path.iterdir()) == before
+
+
+def test_a_full_disk_leaves_the_program_out(digits, monkeypatch, without_onnx):
+    trace, limits = export._export_program, resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def trace_and_fill_the_disk(answering):
+        program = trace(answering)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+        return program
+
+    monkeypatch.setattr(export, "_export_program", trace_and_fill_the_disk)
+    try:
+        exported = fedmutual.Run(digits).export("e")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "model.pt2: cannot be written (File too large)" in exported.left_out[0]
+    assert sorted(file.name for file in exported.files) == ["README.md", "model.json", "weights.safetensors"]
 
 
 def test_without_the_extra_onnx_is_left_out_and_the_rest_is_there(digits, cli, without_onnx):

@@ -1,5 +1,6 @@
 """The export of a run's model into a folder that needs no fedmutual: weights, programs of raw inputs, and a model card."""
 
+import io
 import json
 import logging
 import os
@@ -81,7 +82,9 @@ def _write_files(folder: Path, answering: AnsweringModel) -> list[str]:
     write_tensors(folder / WEIGHTS, answering.net.state_dict(), about)
     try:
         program = _export_program(answering)
-        torch.export.save(program, folder / PROGRAM)
+        content = io.BytesIO()
+        torch.export.save(program, content)  # into a file on a full disk it would end the process
+        write_bytes(folder / PROGRAM, content.getvalue())
         _write_onnx(program, list(takes.shape) if isinstance(takes.shape, Shapes) else [_INPUT], output, folder / ONNX)
     except RunError as problem:
         missing = ONNX if (folder / PROGRAM).exists() else f"{PROGRAM} and {ONNX}"
