@@ -425,6 +425,13 @@ def test_a_task_may_be_a_class_or_an_object(tables, task):
     assert run.predict(x[:3], client="a").shape == (3, 1)
 
 
+def test_a_table_in_a_file_is_scored_by_a_task_in_memory(tables, tmp_path):
+    frame = tables["north"]
+    frame.to_csv(tmp_path / "north.csv", index=False)
+    run = fedmutual.federate({i: Site(train=frame, label="target") for i in "ab"}, "fml", "mlp", task=Absolute, **QUICK)
+    assert run.score(tmp_path / "north.csv", client="a").values["examples"] == len(frame)
+
+
 def after_a_pass(net):
     net(torch.zeros(2, 6))
     return net

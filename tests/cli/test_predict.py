@@ -201,6 +201,19 @@ def test_arrays_are_taken_as_the_run_took_them(digits, cli):
     assert "new.csv: the model learned from data of another kind; give it images" in err
 
 
+def test_an_npz_file_to_predict_needs_the_inputs_alone(tmp_path, in_tmp_path, cli):
+    """The run's groups, and whatever other arrays the file holds, are not read."""
+    digits = load_digits()
+    np.savez("d.npz", x=digits.images, y=digits.target, patient=np.arange(len(digits.target)) // 4)
+    given = '{ name = "npz", root = "d.npz", group_by = "patient" }'
+    (tmp_path / "g.toml").write_text(RUN.format(name="g", data=given))
+    run = fedmutual.run(fedmutual.load_config("g.toml"), "g")
+    np.savez("new.npz", x=digits.images[:3], x_test=digits.images[:3], domain=["a"])
+    assert [p.label for p in fedmutual.predict("g", "new.npz")] == [*run.predict(digits.images[:3]).idxmax(axis=1)]
+    np.savez("none.npz", images=digits.images[:3])
+    assert "none.npz: there is no array 'x'; it has 'images'" in cli.fail("predict", "g", "none.npz")
+
+
 OWN = """
 name = "own"
 rounds = 1

@@ -154,6 +154,8 @@ def test_a_file_that_cannot_be_scored_is_refused_in_a_sentence(digits, table, cl
         code, out, err = cli("score", run, file)
         assert (code, out, err.count("\n")) == (2, "", 1), err
         assert sentence in err
+    with pytest.raises(fedmutual.UserError, match=r"^n\.csv: contains no labelled examples for this model; give it"):
+        fedmutual.Run(digits).score("n.csv", label="age")
 
 
 def test_groups_are_scored_beside_all_other_rows(table, cli, tmp_path):

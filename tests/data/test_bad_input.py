@@ -221,6 +221,8 @@ def test_metadata_that_miss_something(tmp_path: Path) -> None:
     about = folder(tmp_path, {"cat": 2, "dog": 2}) | {"group_by": "patient"}
     metadata = tmp_path / "metadata.csv"
     refused(f"{metadata}: there is no such file; data.group_by needs it", data=about)
+    sentence = "data.label and data.group_by need it, with the columns file_name, label, patient"
+    refused(sentence, data=about, training={"task": "regression"})
     metadata.write_text("file_name,site\ncat/00.png,p\n")
     refused("there is no column 'patient', which data.group_by names; it has 'file_name', 'site'", data=about)
     metadata.write_text("file_name,patient\ncat/00.png,p\ncat/01.png,\n")

@@ -308,6 +308,12 @@ def test_the_record_is_read_back(tmp_path: Path) -> None:
     assert encoded[1, 0] == pytest.approx((read.columns[0].fill - read.columns[0].mean) / read.columns[0].std)
 
 
+def test_cells_beyond_the_range_of_their_sum(tmp_path: Path) -> None:
+    frame = make_frame().assign(age=np.where(np.arange(60) % 2, 1.7e308, -1.7e308))
+    with np.errstate(all="ignore"):
+        refused("line 2 of", "holds NaN or infinite values", data=write(tmp_path / "a.csv", frame) | {"columns": KINDS})
+
+
 def test_parquet_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_text("age,label\n1,ill\n")
     refused("a.parquet: cannot be read as Parquet", data={"name": "parquet", "root": str(tmp_path / "a.parquet")})

@@ -60,6 +60,10 @@ def test_several_inputs_of_a_file_are_predicted_scored_and_exported(tmp_path, in
     predicted, program = check_uses(fedmutual.run(make_config(tmp_path, FUSION, x, y), tmp_path / "run"), y)
     answers = program({k: torch.tensor(v[:9]).to(torch.int64 if k == "ids" else torch.float32) for k, v in x.items()})
     np.testing.assert_allclose(answers.numpy().max(1), [p.ranked[0][1] for p in predicted[:9]], atol=1e-5)
+    settings = tmp_path / "run" / "config.toml"  # of somebody else, who changed it
+    settings.write_text(settings.read_text().replace('    "table",\n', ""))
+    with pytest.raises(UserError, match=r"has the inputs image \[1, 6, 6\], ids \[\d\], and the model takes image"):
+        fedmutual.predict(tmp_path / "run", tmp_path / "rows.npz")
 
 
 def test_several_inputs_train_on_worker_processes(tmp_path, in_tmp_path):

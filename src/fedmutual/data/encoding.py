@@ -102,7 +102,8 @@ def _learn_column(cells: FloatArray, plan: ColumnPlan) -> RecordedColumn:
         filled = np.where(missing, fill, cells)
         mean, std = float(filled.mean()), float(filled.std())
         rounding = len(filled) * np.finfo(np.float64).eps
-        if std**2 <= rounding * std**2 + (rounding * mean) ** 2:  # constant but for rounding; the bound of scikit-learn
+        # constant but for rounding, by the bound of scikit-learn; or NaN, where the sum of the cells has no finite value
+        if not std**2 > rounding * std**2 + (rounding * mean) ** 2:
             std = 1.0
     return RecordedColumn(name=plan.name, kind=settings.kind, fill=fill, mean=mean, std=std, **indicator)
 

@@ -32,11 +32,13 @@ class Scaling(RecordedScaling):
     def __call__(self, x: Inputs) -> Inputs:
         """Return stored examples x [B, *shape] as scaled float32, resized, or as integers. x may be overwritten.
 
+        Callers compare the shapes: of several inputs, those that x lacks are missing in the result.
+
         Raises:
             DataError: the inputs are integers, and a number of x is no whole number.
         """
         if not isinstance(x, Tensor):
-            return {name: scaling._scale(x[name]) for name, scaling in (self.inputs or {}).items()}
+            return {name: scaling._scale(x[name]) for name, scaling in (self.inputs or {}).items() if name in x}
         return self._scale(x)
 
     def _scale(self, x: Tensor) -> Tensor:

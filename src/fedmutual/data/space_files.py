@@ -16,7 +16,7 @@ from fedmutual.data.table_file import SUFFIXES
 
 
 def read_file(path: Path, space: Space, data: DataConfig, labelled: bool | None) -> tuple[Source, bool] | None:
-    """Return the rows of a file, unscaled, and whether they have labels; without labels they have placeholders.
+    """Return the rows of a file, unscaled, and whether they have labels; without, they have placeholders and no groups.
 
     The result is None if the space takes no files of this kind. data: how the files of the training are read. labelled:
     whether to read labels; None: read them if the file has them.
@@ -38,9 +38,11 @@ def read_file(path: Path, space: Space, data: DataConfig, labelled: bool | None)
         return None
     if labelled is None:
         labelled = "y" in contents
-    if not labelled:
-        x = contents.get(inputs[0] if inputs else "x", ())
-        contents["y"] = np.zeros(len(np.atleast_1d(next(iter(x.values())) if isinstance(x, dict) else x)), np.int64)
+    if not labelled:  # groups, domains and test rows are not needed then
+        x = arrays.read_inputs(contents, inputs, "x", str(path))
+        rows = len(np.atleast_1d(next(iter(x.values())) if isinstance(x, dict) else x))
+        contents = {**{name: contents[name] for name in inputs or ("x",)}, "y": np.zeros(rows, np.int64)}
+        data = data.model_copy(update={"group_by": None})
     source = arrays.make_source(contents, data.model_copy(update={"inputs": inputs}), str(path))
     return fit_form(replace(source, test=None), space), labelled
 

@@ -229,8 +229,8 @@ def read_metadata(
     named = [(column, "data.label") for column in config.label_columns if labelled]
     named += [(group, "data.group_by")] if group is not None else []
     keys, columns = dict.fromkeys(key for _, key in named), ["file_name", *(column for column, _ in named)]
-    wanted = f"{' and '.join(keys)} {'needs' if len(keys) == 1 else 'need'} it, with the columns {', '.join(columns)}"
-    file = TableFile(path, config, wanted)
+    need = "needs" if len(keys) == 1 else "need"
+    file = TableFile(path, config, f"{' and '.join(keys)} {need} it, with the columns {', '.join(columns)}")
     file.require_columns([("file_name", "each row names a file by")])
     file.require_columns((column, f"{key} names") for column, key in named)
     raise_problems([file])

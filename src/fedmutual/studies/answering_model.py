@@ -140,7 +140,8 @@ class AnsweringModel(NamedTuple):
         """
         from fedmutual.data.space_files import read_file  # imports pandas
 
-        read = read_file(path, self.takes, data, labelled)
+        with self.use_code():
+            read = read_file(path, self.takes, data, labelled)
         if read is None:
             unlabelled = "contains no labelled examples for this model"
             why = unlabelled if labelled else "the model learned from data of another kind"

@@ -229,11 +229,13 @@ def _read_labelled(file: Path, label: Label, answering: AnsweringModel, by: str 
     """
     takes, is_table = answering.takes, file.suffix.lower() in SUFFIXES
     data = answering.data.model_copy(update={"root": file, "test": None, "group_by": by})  # of the training files
-    if label is not None and not (is_table and takes.columns):
-        raise DataError(f"{file}: label = {label!r} names a column, and this is no table; remove label")
-    if not answering.is_image(file, labelled=True):
-        data = data if label is None else data.model_copy(update={"label": label})
+    is_image, foreign = answering.is_image(file, labelled=True), label is not None and not is_table
+    if not is_image:
+        data = data if label is None or foreign else data.model_copy(update={"label": label})
         source = answering.read_file(file, data, labelled=True)
+    if foreign:
+        raise DataError(f"{file}: label = {label!r} names a column, and this is no table; remove label")
+    if not is_image:
         return source if is_table else _name_classes(source, answering)
     source = folder.read_folder(data.model_copy(update={"classes": takes.classes}), domains=False, kind=answering.kind)
     if source.test is not None:
