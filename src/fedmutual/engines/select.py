@@ -107,8 +107,6 @@ def open_engine(
 def make_stacker(configs: Sequence[EngineConfig], obstacle: str = "") -> Stacker:
     """Return a stacker for the clients of these runs. obstacle: as `Stacker` takes it."""
     capture = make_capture() if any(c.graphs for c in configs) else None
-    if any(c.turns for c in configs):
-        obstacle = obstacle or "clients with engine.turns = true are in no stack"
     return Stacker(obstacle, capture)
 
 

@@ -431,6 +431,8 @@ class Experiment:
 
 def find_stack_obstacle(config: Config) -> str:
     """Return why a stack cannot hold the clients of a configuration, as a clause for the user; "" if it can."""
+    if config.engine.turns:
+        return "clients with engine.turns = true are in no stack"
     if config.engine.precision == "fp16":
         return "clients with engine.precision = 'fp16' have loss scales of their own"
     if config.training.patience or any(client.training.patience for client in config.clients.values()):
