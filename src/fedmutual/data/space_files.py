@@ -40,8 +40,8 @@ def read_file(path: Path, space: Space, data: DataConfig, labelled: bool | None)
         labelled = "y" in contents
     if not labelled:  # groups, domains and test rows are not needed then
         x = arrays.read_inputs(contents, inputs, "x", str(path))
-        rows = len(np.atleast_1d(next(iter(x.values())) if isinstance(x, dict) else x))
-        contents = {**{name: contents[name] for name in inputs or ("x",)}, "y": np.zeros(rows, np.int64)}
+        count = len(np.atleast_1d(next(iter(x.values())) if isinstance(x, dict) else x))
+        contents = {**{name: contents[name] for name in inputs or ("x",)}, "y": np.zeros(count, np.int64)}
         data = data.model_copy(update={"group_by": None})
     source = arrays.make_source(contents, data.model_copy(update={"inputs": inputs}), str(path))
     return fit_form(replace(source, test=None), space), labelled

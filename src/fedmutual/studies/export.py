@@ -82,9 +82,9 @@ def _write_files(folder: Path, answering: AnsweringModel) -> list[str]:
     write_tensors(folder / WEIGHTS, answering.net.state_dict(), about)
     try:
         program = _export_program(answering)
-        content = io.BytesIO()
-        torch.export.save(program, content)  # into a file on a full disk it would end the process
-        write_bytes(folder / PROGRAM, content.getvalue())
+        archive = io.BytesIO()
+        torch.export.save(program, archive)  # given a path on a full disk, torch would end the process
+        write_bytes(folder / PROGRAM, archive.getvalue())
         _write_onnx(program, list(takes.shape) if isinstance(takes.shape, Shapes) else [_INPUT], output, folder / ONNX)
     except RunError as problem:
         missing = ONNX if (folder / PROGRAM).exists() else f"{PROGRAM} and {ONNX}"
