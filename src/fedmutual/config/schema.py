@@ -340,7 +340,10 @@ class EngineConfig(Section):
     """the library that multiplies float32 matrices on a CPU: blas (torch's own choice, on x86 MKL) or onednn; auto takes
     onednn on AMD processors with AVX-512. The two round differently"""
     compile: bool = key(
-        False, only_if=(OnlyIf("engine", about="fedmutual is of an earlier version", remark="torch.compile saved no time"),)
+        False,
+        only_if=(  # no engine compiles
+            OnlyIf("engine", ("none",), about="fedmutual is of an earlier version", remark="torch.compile saved no time"),
+        ),
     )
     """no longer used: `engine.graphs` makes the steps of stacks faster"""
     graphs: bool = key(False, only_if=_if_engine("stacked"))
