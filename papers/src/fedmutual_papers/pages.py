@@ -274,10 +274,13 @@ def render_findings(
             finding = {"text": _name_finding(readings), "verdicts": verdicts, "id": page.experiment.id}
             groups[decide_outcome(readings)].append(finding)
     measured = {
-        _name_finding(of): prose.say("difference", of[0].unit, of[0].overall, page.experiment.index.decimals)
+        _name_finding(of) + (f", {judged.title}" if number else ""): prose.say(
+            "difference", judged.unit, judged.overall, page.experiment.index.decimals
+        )
         for page in pages
         for of in page.claims
-        if of[0].overall is not None
+        for number, judged in enumerate(of)
+        if judged.overall is not None
     }
     text = load_template(TEMPLATE, root).render(
         made=MADE,

@@ -8,7 +8,6 @@ from typing import Any
 import pandas as pd
 import tomli_w
 
-from fedmutual.config.reading import merge_overrides
 from fedmutual.errors import format_count, join_words
 from fedmutual.report.cells import Column, PageTable, TableCell, make_table
 from fedmutual.results.comparison import Line, RunComparison, format_values
@@ -163,8 +162,15 @@ def make_configuration_tables(comparison: RunComparison) -> tuple[str, PageTable
     """
     tables = [{k: v for k, v in flatten_table(r.config) if k != "seed"} for r in comparison.runs]
     common, differing = _split(tables)
+    nested: dict[str, Any] = {}  # without config.merge_overrides, whose import takes as long as that of torch
+    for key, value in common.items():
+        *path, last = key.split(".")
+        table = nested
+        for name in path:
+            table = table.setdefault(name, {})
+        table[last] = value
     caption = "Keys in which the runs differ, besides the seed"
-    return tomli_w.dumps(merge_overrides({}, common)), _make_method_table(comparison, tables, differing, "config", caption)
+    return tomli_w.dumps(nested), _make_method_table(comparison, tables, differing, "config", caption)
 
 
 def make_environment_tables(comparison: RunComparison) -> tuple[str, PageTable | None]:

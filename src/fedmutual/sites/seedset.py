@@ -74,7 +74,8 @@ def make_seedset_path(folder: Path, site: str) -> Path:
 
 def write_seedset_file(folder: Path, content: SeedsetFile) -> None:
     """Write a part completely or not at all. Raises RunError where the file cannot be written."""
-    about = {"format": 1, "site": content.site, "scaling": content.scaling.model_dump(mode="json", exclude_unset=True)}
+    written = {"divisor", "mean", "std", "size", *(() if content.scaling.dtype is None else ("dtype",))}
+    about = {"format": 1, "site": content.site, "scaling": content.scaling.model_dump(mode="json", include=written)}
     contents = {"x": content.x, "classes": np.array(content.classes), "about": np.array(json.dumps(about))}
     with replace_file(make_seedset_path(folder, content.site)) as file:
         np.savez(file, **contents, **({} if content.labels is None else {"y": content.labels}))  # type: ignore[arg-type]
