@@ -20,7 +20,7 @@ def reproduce(
         list[str] | None,
         typer.Option(metavar="PATTERN", help="Only the cells with such names, e.g. `mnist/*`; may be repeated."),
     ] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="The number of seeds 0, 1, ...; the default is 3.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="The number of seeds of each cell; the default is 3.")] = None,
     rounds: Annotated[
         int | None, typer.Option(min=1, help="The most rounds of a run; shortened results are marked.")
     ] = None,

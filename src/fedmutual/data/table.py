@@ -239,12 +239,12 @@ def read_metadata(
     rows = {os.path.normpath(name.replace("\\", "/")): row for row, name in enumerate(file.frame["file_name"].map(str))}
     if missing := [name for name in names if name not in rows]:  # the table may have the backslashes of Windows
         raise DataError(f"{path}: no row names the file {missing[0]} ({len(missing)} of {len(names)} files); add a row")
-    found = [rows[name] for name in names]
-    groups = None if group is None else _get_names(file.frame, group)[found]
+    order = [rows[name] for name in names]
+    groups = None if group is None else _get_names(file.frame, group)[order]
     if groups is not None and (groups == "").any():
         first = names[int((groups == "").argmax())]
         raise DataError(f"{path}: the column {group} is empty for {first}; fill in its cells")
-    return None if labels is None else labels[found], groups
+    return None if labels is None else labels[order], groups
 
 
 def _read_part(
