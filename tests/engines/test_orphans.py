@@ -14,7 +14,7 @@ from fedmutual.engines.child_process import IS_FORKED
 
 pytestmark = pytest.mark.process
 
-SECONDS = 10
+SECONDS = 30
 MARK = "FEDMUTUAL_TEST_OF_ORPHANS"
 WORK = """
 import os, pathlib, time

@@ -32,6 +32,7 @@ from fedmutual.engines.workers import (
     pack_payload,
 )
 from fedmutual.errors import ConfigError, RunError
+from fedmutual.parent_process import end_with_parent
 
 PLACEMENT_LIMIT = 60.0  # seconds to wait for free resources
 START = 300.0  # seconds to wait until workers with reserved resources have started
@@ -234,6 +235,7 @@ class ClientActor:
     """A Ray actor that holds clients and answers requests."""
 
     def __init__(self) -> None:
+        end_with_parent(os.getppid())  # Ray itself has left an actor at work for 10 s and more after its node had ended
         allocator.keep_freed_memory()
         self._clients = ClientStore()
         self._path = list(sys.path)
