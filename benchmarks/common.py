@@ -4,6 +4,7 @@ import ctypes
 import json
 import os
 import platform
+import re
 import shlex
 import statistics
 import subprocess
@@ -142,7 +143,9 @@ def versions(*more: str) -> dict[str, str]:
 
 
 def command(script: str) -> str:
-    return shlex.join(("uv", "run", "python", f"benchmarks/{script}", *sys.argv[1:]))
+    """Return the command of this process, with PATH for the paths of this machine."""
+    words = (re.sub(r"^(|\w+=)/.*", r"\1PATH", word) for word in sys.argv[1:])
+    return shlex.join(("uv", "run", "python", f"benchmarks/{script}", *words))
 
 
 def write(folder: Path, section: str, about: Mapping[str, Any], results: Any) -> None:
