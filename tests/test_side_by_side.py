@@ -2,11 +2,15 @@
 
 import json
 import os
+import re
 import signal
 
 import pytest
 
+from fedmutual.config import load_config
+from fedmutual.core import Diverged
 from fedmutual.studies import side_by_side
+from fedmutual.studies.compare import compare
 from fedmutual.studies.side_by_side import choose_jobs
 from kills import tensors
 from toy import difference
@@ -72,19 +76,20 @@ def test_the_seeds_of_a_method_share_a_stack_in_a_worker(cli, small, tmp_path, m
         assert json.loads((tmp_path / "together" / run / "environment.json").read_text())["engine"]["name"] == "stacked"
 
 
-def test_a_method_that_fails_in_a_stack_of_a_worker_is_named(cli, small):
-    words = ("compare", small, *COMPARE, "--jobs", "2", "--set", "engine.name=stacked", "--set", "optimizer.lr=1e30")
-    code, _, error = cli(*words, "--out", "failed")
-    assert code != 0
-    assert "diverged" in error
+@pytest.mark.parametrize(
+    "words", [("1",), ("2",), ("1", "--set", "engine.name=stacked"), ("2", "--set", "engine.name=stacked")]
+)
+def test_a_run_that_fails_ends_the_command_and_names_itself(cli, small, words):
+    code, _, error = cli("compare", small, *COMPARE, "--jobs", *words, "--set", "optimizer.lr=1e30", "--out", "failed")
+    assert code == 3
+    assert re.search(r"^error: (fml|independent), seed [01]: client '\d+' diverged in round 1 ", error, re.MULTILINE)
     assert "Traceback" not in error
 
 
-def test_a_run_that_fails_ends_the_command_and_names_itself(cli, small):
-    code, _, error = cli("compare", small, *COMPARE, "--jobs", "2", "--set", "optimizer.lr=1e30", "--out", "failed")
-    assert code != 0
-    assert "diverged" in error
-    assert "Traceback" not in error
+def test_in_python_the_error_of_a_run_names_the_run(small, tmp_path):
+    with pytest.raises(Diverged) as caught:
+        compare(load_config(small, optimizer={"lr": 1e30}), ["fml"], 2, tmp_path / "failed", jobs=2)
+    assert caught.value.__notes__[-1].startswith("run: fml, seed ")
 
 
 def test_a_worker_that_dies_is_named_and_the_command_can_be_resumed(cli, small, tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
+RUN_NOTE = "run: "  # begins the note of an error that names the run that failed, of several
 _LISTED_ROWS = 3  # unusable examples in a message
 
 

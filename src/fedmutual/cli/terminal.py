@@ -13,6 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from fedmutual.errors import RUN_NOTE
 from fedmutual.files import JSON_LOGS, make_log_line
 
 if TYPE_CHECKING:
@@ -78,12 +79,19 @@ def make_table(*titles: str, texts: int = 1, **options: Any) -> Table:
 
 def exit_with_error(problem: object, code: Code) -> NoReturn:
     """Print an error in one sentence, and exit with the code."""
+    text = f"{_name_run(problem)}{problem}"
     if is_json():
-        print(make_log_line(str(problem), "error"), file=sys.stderr, flush=True)
+        print(make_log_line(text, "error"), file=sys.stderr, flush=True)
         sys.exit(code)
     err.print("[bold red]error:[/bold red] ", end="")
-    err.print(str(problem), highlight=False, markup=False, soft_wrap=True)
+    err.print(text, highlight=False, markup=False, soft_wrap=True)
     sys.exit(code)
+
+
+def _name_run(problem: object) -> str:
+    """Return the beginning of an error's sentence: the run that failed, of several, as `train_runs` notes it."""
+    notes = [note.removeprefix(RUN_NOTE) for note in getattr(problem, "__notes__", ()) if note.startswith(RUN_NOTE)]
+    return "".join(f"{note}: " for note in notes)
 
 
 @contextmanager
@@ -112,10 +120,8 @@ def show_progress(
         command = shlex.join(given if not option or option in given else [*given, option])
         exit_with_error(f"{how}; saved rounds are kept; resume with: {command}", code)
     except Diverged as problem:
-        label = watch.failed.get(problem)
-        text = f"{label}: {problem}" if label else str(problem)
         fix = "" if problem.batch is None else ". The usual fix is a smaller optimizer.lr, with another --out"
-        exit_with_error(f"{text}; saved rounds are kept{fix}", Code.DIVERGED)
+        exit_with_error(f"{_name_run(problem)}{problem}; saved rounds are kept{fix}", Code.DIVERGED)
     except Disagreed as problem:
         exit_with_error(f"{problem}; nothing was trained", Code.REFUSED)
     except Refused as problem:

@@ -68,7 +68,6 @@ class ProgressDisplay:
         self._run_count = 0  # observers that `observe` has made
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"))
         self.bar = Progress(*columns, console=console, transient=True, disable=not self.is_live)
-        self.failed: dict[BaseException, str] = {}  # the error that ended a run -> the label of the run
         self._printed = set[tuple[str, str]]()
 
     def __enter__(self) -> Self:
@@ -94,7 +93,7 @@ class _Line:
     """An observer of one run: a line of the display."""
 
     def __init__(self, watch: ProgressDisplay, name: str, number: int) -> None:
-        self._watch, self._name = watch, name
+        self._watch = watch
         self._label = f"run {number} of {watch.all_runs.count}  {name}".strip() if watch.all_runs else name
         self._runs, self._number = (watch.all_runs, number) if watch.all_runs else (AllRuns(1), 1)
         self._rounds, self._round, self._scores, self._end = 0, 0.0, "", ""
@@ -122,7 +121,6 @@ class _Line:
                     self._task = None
                 self._runs.reach(self._number, 1.0)  # nothing of this run is left to train
                 if isinstance(event, Failed):
-                    self._watch.failed[event.problem] = self._name
                     return
                 if self._watch.is_live:
                     self._watch.say(f"{event.rounds} rounds  {self._scores}", self._label)

@@ -10,7 +10,7 @@ import torch
 
 from fedmutual import data
 from fedmutual.config import Config, override_config
-from fedmutual.errors import ConfigError
+from fedmutual.errors import RUN_NOTE, ConfigError
 from fedmutual.events import Observer
 from fedmutual.federation import build
 from fedmutual.federation.experiment import Experiment
@@ -170,8 +170,8 @@ def train_runs(
     Raises:
         ConfigError: `jobs` is above 1, and the runs cannot run side by side.
         UserError: as `check_folders`, before the first run is trained.
-        UserError, Diverged: the error of the first run that failed. Runs that trained side by side are stopped, and can
-            be resumed; runs in common stacks were trained to their end.
+        UserError, Diverged: the error of the first run that failed, with a note that names the run. Runs that trained side
+            by side are stopped, and can be resumed; runs in common stacks were trained to their end.
     """
     check_folders(runs, resume)
     requests = []
@@ -187,7 +187,7 @@ def train_runs(
         for request in requests:
             of_settings.setdefault(repr(request.config.model_copy(update={"seed": 0})), []).append(request)
         batches = [requests] if limited == 1 else list(of_settings.values())
-    queue = _StudyQueue(batches, tolerated)
+    queue = _StudyQueue(batches, tolerated, {folder: format_run(key) for folder, (key, _) in runs.items()})
     if limited is None and seconds is not None:
         limited = choose_jobs(len(queue), seconds, configs[0].engine.threads)
     train_queue(queue, limited)
@@ -197,9 +197,11 @@ def train_runs(
 class _StudyQueue:
     """The queue of a study, whose runs do not wait for each other."""
 
-    def __init__(self, waiting: list[list[RunRequest]], tolerated: tuple[type[Exception], ...]) -> None:
-        """waiting: the runs; those in one list train in common stacks."""
-        self._waiting, self._tolerated = waiting, tolerated
+    def __init__(
+        self, waiting: list[list[RunRequest]], tolerated: tuple[type[Exception], ...], names: Mapping[Path, str]
+    ) -> None:
+        """waiting: the runs; those in one list train in common stacks. names: folder -> which run it is."""
+        self._waiting, self._tolerated, self._names = waiting, tolerated, names
         self.problems: dict[Path, Exception] = {}
 
     def __len__(self) -> int:
@@ -213,4 +215,6 @@ class _StudyQueue:
             if isinstance(problem, self._tolerated):
                 self.problems[request.folder] = problem
             elif problem is not None:
+                if name := self._names[request.folder]:
+                    problem.add_note(f"{RUN_NOTE}{name}")
                 raise problem
