@@ -110,7 +110,7 @@ class Judgement:
     def detectable(self) -> float | None:
         """Return the smallest difference that so many seeds would have found in four of five cases; None if not judged."""
         e = self.overall
-        if e is None or e.tied or self.claim.is_fact or e.n not in LOOKS:
+        if e is None or e.tied or self.claim.is_fact or e.n not in LOOKS or self.verdict == NOT_RUN:
             return None
         return float(t.ppf(1 - SURE / 2, e.n - 1) + t.ppf(POWER, e.n - 1)) * _compute_error(e)
 
