@@ -86,7 +86,10 @@ def setting(default: T, about: str, tune: tuple[T, ...] = (), only_if: tuple[Onl
 
 
 def from_training(default: T) -> T:
-    """Return a dataclass field that the key of the same name in [training] sets. default: the value if no key sets it."""
+    """Return a dataclass field that the key of the same name in [training] sets, also by the default of the key.
+
+    default: the value of an instance that a caller makes, and where the key has no value.
+    """
     return field(default=default, metadata={"from": "training"})
 
 

@@ -45,6 +45,7 @@ from fedmutual.config.schema import (
 from fedmutual.core import Setting
 from fedmutual.errors import ConfigError, format_count, join_words
 from fedmutual.fitting import BALANCED
+from fedmutual.losses import Classification
 from fedmutual.settings import COMMON_OPTIMIZERS, MOST_SUMMED, OnlyIf
 
 _NEEDS = {"shards": "classes_per_client", "dirichlet": "alpha", "file": "file"}
@@ -269,7 +270,21 @@ def describe_unused_keys(config: Config, scores: Sequence[str], pooled: bool) ->
     unread = tuple(f"training.{name}" for name in TrainingConfig.model_fields if name not in read)
     known = {key for key, _, _ in unmet}
     set_keys = (key for key, _, _ in _list_set_keys(config) if key not in known)
-    return _describe_reasons(config, [*unmet, *((key, _UNREAD, None) for key in set_keys if key.endswith(unread))])
+    yield from _describe_reasons(config, [*unmet, *((key, _UNREAD, None) for key in set_keys if key.endswith(unread))])
+    yield from _describe_other_defaults(config)
+
+
+def _describe_other_defaults(config: Config) -> Iterator[str]:
+    """Yield a sentence for each default of an algorithm's class that the default of a key of [training] replaces."""
+    for name, default in list_training_fields(find_algorithm(config.algorithm["name"])).items():
+        used, value = TrainingConfig.model_fields[name].default, getattr(config.training, name)
+        if name == "task":
+            default = used if type(default) is Classification else type(default).__name__
+        if used is not None and value == used != default:
+            yield (
+                f"algorithm {config.algorithm['name']!r} has the default {default!r} of {name!r}, and the key "
+                f"'training.{name}' has {value!r}, which counts"
+            )
 
 
 def describe_unused_engine_keys(config: Config, engine: str) -> Iterator[str]:

@@ -16,6 +16,7 @@ from fedmutual.core import Schedule
 from fedmutual.data.objects import make_memory_source, name_columns
 from fedmutual.errors import ConfigError, UserError, format_error
 from fedmutual.in_memory import PREFIX, hold_objects
+from fedmutual.losses import Classification
 from fedmutual.models.copying import copy_networks
 
 KEYS = {
@@ -81,7 +82,10 @@ def hold_sites(
     """
     if not isinstance(sites, Mapping) or not sites or not all(isinstance(site, Site) for site in sites.values()):
         raise ConfigError("argument 'sites' must be a dictionary of fedmutual.Site by name, as {'north': Site(train=...)}")
-    objects: dict[str, Any] = {f"method.{type(m).__name__}": type(m) for m in methods if not isinstance(m, str)}
+    objects: dict[str, Any] = {}
+    for kind in (type(m) for m in methods if not isinstance(m, str)):
+        if objects.setdefault(f"method.{kind.__name__}", kind) is not kind:
+            raise ConfigError(f"argument 'methods': two classes have the name {kind.__name__!r}; rename one")
     objects |= {name: function for name, function in functions.items() if callable(function)}
     if (task := functions.get("task")) is not None and not isinstance(task, str | type):
         objects["task"] = lambda: task
@@ -103,7 +107,8 @@ def hold_sites(
         if site.model is not None:
             objects[f"model.{site_name}"] = _make_factory(site.model, f"model of {place}")
             table.setdefault("model", {})["personal"] = _name_model(site.model, f"model.{site_name}")
-        tables[str(site_name)] = table
+        if tables.setdefault(str(site_name), table) is not table:
+            raise ConfigError(f"argument 'sites': two sites have the name {str(site_name)!r}; rename one")
     if shared is not None:
         objects["shared"] = _make_factory(shared, "argument 'shared'")
     with hold_objects(objects):
@@ -165,7 +170,10 @@ def make_config(
         )
     objects = {k for k, v in values.items() if callable(v) or (k == "task" and not isinstance(v, str))}
     overrides = {KEYS[k]: f"{PREFIX}{k}" if k in objects else v for k, v in values.items()}
-    overrides |= dict(settings or {})
+    name, given, defaults = _describe_method(method)
+    _refuse_second_values(given, overrides)
+    _refuse_second_values(given | overrides, settings or {})
+    overrides = defaults | given | overrides | dict(settings or {})
     if shared is not None:
         overrides["model.shared"] = _name_model(shared, "shared")
     if (engine := arguments.get("engine")) not in (None, *ENGINES):
@@ -173,31 +181,49 @@ def make_config(
     if engine in (None, "auto"):
         on_gpu = values.get("device") in (None, "auto", "cuda") and torch.cuda.is_available()
         overrides["engine.name"] = "stacked" if on_gpu else "inprocess"
-    algorithm, training = _describe_method(method)
-    config = parse_config({"algorithm": algorithm, "clients": dict(sites)}, "federate", {**training, **overrides})
+    config = parse_config({"algorithm": {"name": name}, "clients": dict(sites)}, "federate", overrides)
     if shared is None and {"global", "proxy"} & set(make_algorithm(config).scores):
         raise ConfigError(f"method {config.algorithm['name']!r} shares a network; give it as the argument 'shared'")
     return config
 
 
-def _describe_method(method: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the table [algorithm], and keys of [training], that an algorithm's name or instance stands for."""
+def _refuse_second_values(given: Mapping[str, Any], later: Mapping[str, Any]) -> None:
+    """Raise ConfigError if a later value of a key differs from the given one. given: by dotted key. later: also nested."""
+    tables = merge_overrides({}, given), merge_overrides({}, later)
+    for key in given:
+        first, second = (_find_value(table, key) for table in tables)
+        if second is not None and first != second:
+            raise ConfigError(f"key {key!r} has two values, {first!r} and {second!r}; give one of them")
+
+
+def _find_value(table: Any, key: str) -> Any:
+    """Return the value of a dotted key in nested tables; None without the key."""
+    for part in key.split("."):
+        table = table.get(part) if isinstance(table, Mapping) else None
+    return table
+
+
+def _describe_method(method: Any) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """Return the name of an algorithm, the keys that its instance sets, and those of which its class has another default."""
     if isinstance(method, str):
-        return {"name": method}, {}
+        return method, {}, {}
     if not is_dataclass(method) or isinstance(method, type) or not hasattr(method, "algorithm"):
         raise ConfigError(
             f"argument 'method': {method!r} is no algorithm; give a name ({', '.join(ALGORITHMS)}) or an instance, as "
             "fedmutual.algorithms.FML(alpha=0.5)"
         )
-    known = {kind: name for name, kind in ALGORITHMS.items()}
-    algorithm: dict[str, Any] = {"name": known.get(type(method), f"{PREFIX}method.{type(method).__name__}")}
-    training: dict[str, Any] = {}
-    for f in fields(method):
+    kind = type(method)
+    known = {kind: name for name, kind in reversed(ALGORITHMS.items())}  # the first name of a class has no keys of [model]
+    set_keys: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
+    for f in (f for f in fields(method) if f.init):
         value, origin = getattr(method, f.name), f.metadata.get("from")
-        if f.init and value != f.default:
-            value = value.record() if isinstance(value, Schedule) else value
-            if origin is None:
-                algorithm[f.name] = value
-            elif origin == "training" and f.name != "task":
-                training[f"training.{f.name}"] = value
-    return algorithm, training
+        value = value.record() if isinstance(value, Schedule) else value
+        if f.name == "task" and origin == "training":
+            if type(value) is not Classification:
+                raise ConfigError(f"{kind.__name__} has a task; give the task as the argument 'task', not in the method")
+        elif origin == "training":
+            (defaults if value == f.default else set_keys)[f"training.{f.name}"] = value
+        elif value != f.default and origin is None:
+            set_keys[f"algorithm.{f.name}"] = value
+    return known.get(kind, f"{PREFIX}method.{kind.__name__}"), set_keys, {k: v for k, v in defaults.items() if v is not None}

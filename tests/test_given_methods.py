@@ -1,0 +1,119 @@
+"""Methods given to `federate` and `compare` as objects: which method is trained, and that no value is lost in silence."""
+
+from dataclasses import dataclass, make_dataclass
+
+import pytest
+import torch
+from torch import nn
+
+import fedmutual
+from fedmutual import ConfigError, Site
+from fedmutual.algorithms import ALGORITHMS, FML, FedAvg, Independent
+from fedmutual.config import parse_config
+from fedmutual.config.checks import describe_unused_keys
+from fedmutual.core import Task, from_training
+from fedmutual.in_memory import hold_objects
+from fedmutual.losses import Classification, Regression
+from fedmutual.studies.site_objects import make_config
+
+QUICK = {"rounds": 1, "batch_size": 8, "device": "cpu", "progress": False}
+TABLES = {"a": {"data": {"name": "digits"}}, "b": {"data": {"name": "digits"}}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Brief(FedAvg):
+    """FedAvg with defaults of its own."""
+
+    local_epochs: int = from_training(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numeric(FedAvg):
+    """FedAvg with a task of its own."""
+
+    task: Task = from_training(Regression())
+
+
+def make_sites(model=None):
+    x, y = torch.rand(40, 3), torch.arange(40) % 2
+    return {"a": Site(train=(x, y), model=model), "b": Site(train=(x + 1, y), model=model)}
+
+
+def make_net():
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+def describe(method, arguments=None, settings=None):
+    with hold_objects({"method.Brief": Brief, "method.Numeric": Numeric}):
+        return make_config(TABLES, method, "mlp", arguments or {}, settings)
+
+
+@pytest.mark.parametrize("kind", sorted({*ALGORITHMS.values()}, key=lambda kind: kind.__name__))
+def test_an_instance_is_the_method_of_its_class_without_keys_of_another_name(kind):
+    name = describe(kind()).algorithm["name"]
+    assert ALGORITHMS[name] is kind
+    assert name not in ("fedper", "lg-fedavg", "fedbn", "centralised")
+
+
+def test_an_instance_of_fedavg_averages_batchnorm_and_one_of_independent_keeps_data_apart():
+    comparison = fedmutual.compare(make_sites(make_net()), [FedAvg(), Independent()], make_net(), seeds=1, **QUICK)
+    run = comparison.runs["fedavg", 0]
+    assert run.config.model.batchnorm == "average"
+    assert run.complete
+    assert comparison.runs["independent", 0].config.algorithm["name"] == "independent"
+
+
+def test_the_value_of_an_instance_is_trained():
+    assert describe(Brief()).training.local_epochs == 1
+    assert describe(Brief(local_epochs=5)).training.local_epochs == 5
+    assert describe(Brief(local_epochs=3), {"local_epochs": 3}).training.local_epochs == 3
+    assert describe(Brief(), {"local_epochs": 4}).training.local_epochs == 4
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "settings", "words"),
+    [
+        (FML(alpha=0.1), {}, {"algorithm.alpha": 0.9}, "'algorithm.alpha' has two values, 0.1 and 0.9"),
+        (FML(alpha=0.1), {}, {"algorithm": {"alpha": 0.9}}, "'algorithm.alpha' has two values, 0.1 and 0.9"),
+        (Brief(local_epochs=3), {"local_epochs": 4}, {}, "'training.local_epochs' has two values, 3 and 4"),
+        ("fml", {"lr": 0.3}, {"optimizer.lr": {"start": 0.3, "end": 0.1}}, "'optimizer.lr' has two values"),
+        (FedAvg(task=Regression()), {}, {}, "FedAvg has a task; give the task as the argument 'task'"),
+        (Numeric(), {}, {}, "Numeric has a task; give the task as the argument 'task'"),
+    ],
+)
+def test_a_value_that_would_be_lost_is_refused(method, arguments, settings, words):
+    with pytest.raises(ConfigError) as problem:
+        describe(method, arguments, settings)
+    assert words in str(problem.value)
+
+
+def test_equal_values_and_the_defaults_of_a_class_are_no_conflict():
+    assert describe(FML(), {"lr": 0.3}, {"algorithm.alpha": 0.9, "optimizer.lr": 0.3}).algorithm["alpha"] == 0.9
+    assert describe(FedAvg(), {"local_epochs": 2}).training.local_epochs == 2
+    assert describe(FedAvg(task=Classification())).training.task == "classification"
+
+
+def test_two_classes_of_one_name_are_refused():
+    other = make_dataclass("Brief", [], bases=(FML,), frozen=True, kw_only=True)
+    with pytest.raises(ConfigError, match="two classes have the name 'Brief'; rename one"):
+        fedmutual.compare(make_sites(), {"one": Brief(), "two": other()}, "mlp", seeds=1, **QUICK)
+
+
+def test_two_sites_of_one_name_are_refused():
+    (a, b) = make_sites().values()
+    with pytest.raises(ConfigError, match="two sites have the name '1'; rename one"):
+        fedmutual.federate({1: a, "1": b}, "fedavg", "mlp", **QUICK)
+
+
+@pytest.mark.parametrize(
+    ("kind", "training", "words"),
+    [
+        ("Brief", {}, "1 of 'local_epochs', and the key 'training.local_epochs' has 5, which counts"),
+        ("Brief", {"local_epochs": 2}, ""),
+        ("Numeric", {}, "'Regression' of 'task', and the key 'training.task' has 'classification', which counts"),
+    ],
+)
+def test_a_file_says_that_a_key_counts_and_not_the_default_of_the_class(kind, training, words):
+    config = parse_config({"algorithm": {"name": f"{__name__}:{kind}"}, "training": training})
+    remark = next(describe_unused_keys(config, ("global",), pooled=False), "")
+    assert remark.partition("has the default ")[2] == words
