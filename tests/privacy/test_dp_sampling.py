@@ -147,6 +147,27 @@ def test_noise_is_the_same_for_the_same_inbox_and_another_for_every_other():
         assert abs(cosine) < 0.4, what  # of 83 numbers; nearly 1 where the noise is the same
 
 
+@pytest.mark.parametrize("at_once", [False, True])
+def test_each_read_of_a_phase_is_paid_for(at_once):
+    """Two reads that are both asked for before the first step would have one label, and with it equal batches."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Twice(Independent):
+        def batches(self, client, inbox, at):
+            reads = (client.data["private"].rows([torch.arange(8)] * 3) for _ in range(2))
+            for read in [*reads] if at_once else reads:
+                yield from read
+
+    one, spent, drawn = client("0", Twice().algorithm(), ["personal"], n=200), [], []
+    units = one.privacy.units
+    one.privacy.spend, sample = spent.append, units.sample
+    units.sample = lambda stream: drawn.append(sample(stream)) or drawn[-1]
+    work(Twice(), one, {}, at())
+    assert one.privacy.steps == 6
+    assert sum({release.label: release.steps for release in spent}.values()) == 6
+    assert len({tuple(rows.tolist()) for rows, _ in drawn}) == 6
+
+
 def test_noise_differs_by_what_stays_home():
     algorithm = FML(local_epochs=1, batch_size=8, beta=1.0).algorithm()
     taken = []

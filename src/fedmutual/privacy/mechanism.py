@@ -54,6 +54,7 @@ class Mechanism:
         self.steps = 0  # on private rows, since the start of the run
         self._key = b""  # of the phase
         self._step = 0  # in the phase
+        self._asked = 0  # batches that the phase has asked for, of which it may have taken fewer
         self._drawn: deque[tuple[int, Tensor | None]] = deque()  # (number of rows, units) of each batch without a step
         self._digest: str | None = None  # of the private rows
 
@@ -69,7 +70,7 @@ class Mechanism:
             RunError: `spend` refuses the phase, as the budget of a real site does.
             DataError: a row cannot be read.
         """
-        self._key, self._step = b"", 0
+        self._key, self._step, self._asked = b"", 0, 0
         self._drawn.clear()
         self.rows.read = lambda count: self._read_batches(count, phase, client, inbox, at)
         try:
@@ -124,9 +125,10 @@ class Mechanism:
             self._digest = digest_rows(self.rows.source, self.units)
         noise = (sorted(self.nets), self.clip, self.sigma, self.units.rate, self.units.expected, self._digest)
         context = digest_phase(phase, client, inbox, at, noise)
-        label = derive_key(self.secret, "label", context, str(self._step)).hex()[:32]
+        label = derive_key(self.secret, "label", context, str(self._asked)).hex()[:32]
         self.spend(Release(label, self.sigma, self.units.rate, count, at.round, at.phase))
-        self._key = derive_key(self.secret, "phase", context, str(self._step))
+        self._key = derive_key(self.secret, "phase", context, str(self._asked))
+        self._asked += count
         seed_torch(Stream(derive_key(self._key, "dropout")).make_generator().initial_seed())
         return self._sample_batches(count, self._key)
 
