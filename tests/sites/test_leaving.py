@@ -1,6 +1,8 @@
 """A site that leaves in good order, and the word for how each site stands."""
 
+import json
 import re
+import shutil
 import signal
 from datetime import UTC, datetime
 from unittest.mock import Mock
@@ -14,7 +16,7 @@ from fedmutual.errors import RunError
 from fedmutual.sites import leaving, monitor
 from fedmutual.sites.flare.controller import find_left
 from fedmutual.sites.flare.progress import read_connected, write_connected
-from fedmutual.sites.journal import FILE, OLD_LEDGER
+from fedmutual.sites.journal import FILE, OLD_LEDGER, Journal
 from fedmutual.sites.leaving import Leave, close_state, has_answered, has_left, note_told, read_leave, write_leave
 from fedmutual.sites.ledger import read_ledger
 from fedmutual.sites.protocol import LEAVES, read_answer
@@ -90,6 +92,22 @@ def test_the_ledger_is_closed_and_the_state_wiped(left, monkeypatch):
     close_state(state)  # a second time, after a kill in between
     with pytest.raises(RunError, match="this site left the federation"):
         federation.start("west")
+
+
+def test_a_wipe_that_is_given_again_keeps_the_ledger_of_a_killed_site(tmp_path, monkeypatch):
+    journal, state = Journal(tmp_path / "killed" / "wards"), tmp_path / "state"
+    about = {"phase": 1, "what": "work", "to": "server", "tensors": [], "told": {}, "bytes": 3}
+    lines = [{"round": number, **about} for number in (1, 2, 3)]
+    journal.write("INSERT INTO sent (line) VALUES (?)", *((json.dumps(line),) for line in lines))
+    shutil.copytree(tmp_path / "killed", state)  # as a kill leaves it: the lines are in SQLite's log of changes
+    write_leave(state, Leave(runs=("wards",), wipe=True, is_told=True))
+    (state / "wards" / "zz").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(leaving.shutil, "rmtree", Mock(side_effect=PermissionError(13, "no rights")))
+        with pytest.raises(RunError, match=r"cannot be removed \(no rights\)"):
+            close_state(state)
+    close_state(state)
+    assert read_ledger(state / "wards") == lines
 
 
 def test_a_state_that_is_kept_stays_whole(tmp_path):

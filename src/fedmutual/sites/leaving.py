@@ -99,6 +99,7 @@ def close_state(state: Path) -> None:
         return
     for folder in (state / run for run in leave.runs if (state / run / FILE).exists()):
         with lock_folder(folder, "still works with this state", "end that process", patience=20.0):
+            Journal(folder).close()  # a killed process may have left lines in the log beside it, which is removed first
             lines = [json.dumps(line) + "\n" for line in read_ledger(folder)]
             write_bytes(folder / OLD_LEDGER, "".join(lines).encode())
             try:
