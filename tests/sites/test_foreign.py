@@ -9,6 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from fedmutual.errors import ConfigError, UserError
+from fedmutual.files import write_bytes
+from fedmutual.rundir.checkpoint import write_checkpoint
+from fedmutual.rundir.schema import Saved
 from fedmutual.sites.contract import read_contract
 from fedmutual.sites.foreign import FOLDER, open_site, read_foreign_contracts, run_server
 from fedmutual.user_code import plugins
@@ -63,6 +66,25 @@ def test_a_site_that_joins_later_is_not_awaited(tmp_path, monkeypatch):
     assert said == []
     run_server(text, SimpleNamespace(list_connected=lambda: ("north",)), said.append)
     assert said == ["begins without south, which may join later"]
+
+
+@pytest.mark.parametrize("rounds", [{}, {"rounds": 7}])
+def test_the_results_of_a_job_are_copied_whatever_the_contract_leaves_open(tmp_path, monkeypatch, rounds):
+    stock = pytest.importorskip("fedmutual.sites.flare.stock", reason="NVIDIA FLARE is not installed")
+    run, job = tmp_path / "server" / "wards", tmp_path / "job"
+    for name in ("summary.json", "server/round-5.safetensors", "server/round-7.safetensors"):
+        write_bytes(run / name, name.encode())
+    write_checkpoint(run, Saved(run="0" * 32, round=5, seconds=0.0))
+    monkeypatch.setattr(stock, "StockTransport", lambda *_: SimpleNamespace(check=None))
+    monkeypatch.setattr(stock, "run_server", lambda *_: run)
+    rounds_of_job = object.__new__(stock.StockRounds)
+    rounds_of_job._contract = json.dumps({"tables": rounds})
+    workspace = SimpleNamespace(get_run_dir=lambda _: str(job))
+    context = SimpleNamespace(get_prop=lambda _: workspace, get_job_id=lambda: "J1")
+    rounds_of_job.control_flow(None, context)
+    copied = {path.relative_to(job / "wards").as_posix() for path in job.rglob("*") if path.is_file()}
+    assert {"summary.json", "server/round-5.safetensors"} <= copied
+    assert "server/round-7.safetensors" not in copied
 
 
 def test_flares_own_simulator_has_the_bits_of_one_process(tmp_path, cli):

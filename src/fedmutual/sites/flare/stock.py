@@ -3,7 +3,6 @@
 FLARE's own processes have no access control of ours, so the job is as safe as that network is.
 """
 
-import json
 import shutil
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.signal import Signal
 
 from fedmutual.errors import UserError
+from fedmutual.rundir.checkpoint import read_checkpoint
 from fedmutual.sites.flare.controller import Aborted, Rounds, TaskTransport
 from fedmutual.sites.flare.executor import SiteExecutor
 from fedmutual.sites.flare.progress import list_result_files, print_line
@@ -47,7 +47,8 @@ class StockRounds(Rounds):
             self.system_panic(str(problem), fl_ctx)
             return
         job = Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_run_dir(fl_ctx.get_job_id()))
-        for name, path in list_result_files(run, json.loads(self._contract)["tables"]["rounds"]).items():
+        saved = read_checkpoint(run)
+        for name, path in list_result_files(run, saved and saved.round).items():
             (job / run.name / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, job / run.name / name)
 
