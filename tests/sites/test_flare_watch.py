@@ -17,7 +17,7 @@ pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed (the extra 
 
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable
-from nvflare.fuel.flare_api.api_spec import InternalError, NoConnection, SessionClosed
+from nvflare.fuel.flare_api.api_spec import AuthenticationError, InternalError, NoConnection, SessionClosed
 from nvflare.fuel.hci.conn import Connection
 from nvflare.fuel.hci.server.reg import ServerCommandRegister
 
@@ -321,6 +321,20 @@ def test_a_job_that_ended_before_its_start_or_a_server_that_is_gone_is_one_sente
     with pytest.raises(RunError, match=text) as caught:
         next(lead.watch("wards", "J1"))
     assert (type(caught.value), str(caught.value).isprintable()) == (kind, True)
+
+
+def test_a_refused_login_is_printable(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise AuthenticationError(ESCAPE)  # FLARE takes the text from the server's answer
+
+    kit = SimpleNamespace(name="lead@example.org", hosts=("localhost",), port=8002, startup=tmp_path)
+    api = SimpleNamespace(new_secure_session=refuse)
+    for name, value in {"import_nvflare": api, "check_valid": None, "find_obstacle": None}.items():
+        monkeypatch.setattr(f"fedmutual.sites.flare.session.{name}", lambda *_, value=value: value)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    with pytest.raises(ServerLost, match="rejects the login of 'lead@example.org'") as caught:
+        Session(kit)
+    assert str(caught.value).isprintable()
 
 
 NO_RESULTS = ["../config.toml", "/tmp/config.toml", "clients/north/round-1.safetensors", "server/../log.txt", "..", ""]

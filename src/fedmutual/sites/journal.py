@@ -185,8 +185,8 @@ class Journal:
 
     def _make_error(self, why: str, problem: Exception) -> RunError:
         return RunError(
-            f"{self.path}: {why} ({getattr(problem, 'strerror', None) or problem}); free some space if the disk is full, "
-            "else restore the newest copy of this folder, or begin a federation of another name"
+            f"{self.path}: {why} ({getattr(problem, 'strerror', None) or problem}); free some space if the disk or a "
+            "quota is full, else restore the newest copy of this folder, or begin a federation of another name"
         )
 
 

@@ -63,7 +63,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         except Exception as problem:  # FLARE raises many types
             self._folder.cleanup()
             where = f"{kit.hosts[0]}:{kit.port}"
-            raise ServerLost(f"the server at {where} rejects the login of {kit.name!r} ({problem})") from None
+            raise ServerLost(f"the server at {where} rejects the login of {kit.name!r} ({clean_text(str(problem))})") from None
 
     def __exit__(self, *_: object) -> None:
         self.close()
