@@ -332,7 +332,7 @@ def test_a_refused_login_is_printable(tmp_path, monkeypatch):
     for name, value in {"import_nvflare": api, "check_valid": None, "find_obstacle": None}.items():
         monkeypatch.setattr(f"fedmutual.sites.flare.session.{name}", lambda *_, value=value: value)
     monkeypatch.setattr(os, "environ", dict(os.environ))
-    with pytest.raises(ServerLost, match="rejects the login of 'lead@example.org'") as caught:
+    with pytest.raises(ServerLost, match=r"rejects the login of 'lead@example\.org'") as caught:
         Session(kit)
     assert str(caught.value).isprintable()
 

@@ -62,8 +62,8 @@ class Session(contextlib.AbstractContextManager["Session"]):
                 self.flare = api.new_secure_session(kit.name, str(work), timeout=timeout)
         except Exception as problem:  # FLARE raises many types
             self._folder.cleanup()
-            where = f"{kit.hosts[0]}:{kit.port}"
-            raise ServerLost(f"the server at {where} rejects the login of {kit.name!r} ({clean_text(str(problem))})") from None
+            where, why = f"{kit.hosts[0]}:{kit.port}", clean_text(str(problem))
+            raise ServerLost(f"the server at {where} rejects the login of {kit.name!r} ({why})") from None
 
     def __exit__(self, *_: object) -> None:
         self.close()
