@@ -111,23 +111,26 @@ def _compute_auroc(p: FloatArray, y: IntArray, counts: IntArray) -> float | None
 def score_ordinal(logits: Tensor, targets: Tensor) -> Scores:
     """Return the scores of logits [N, C] against targets [N] of classes in an order.
 
-    accuracy (a fraction in [0, 1]); loss (cross-entropy; None where logits overflow); quadratic_kappa (the agreement with
-    the targets beyond chance, weighted by the squared distance of classes, 1 at best; None where it is undefined);
-    mean_absolute_error (of the most probable class, in classes). Without a finite answer all are None.
+    accuracy (a fraction in [0, 1]; a row without a finite answer is wrong, because whether an accuracy is sent must not
+    depend on one row); loss (cross-entropy; None where logits overflow); quadratic_kappa (the agreement with the targets
+    beyond chance, weighted by the squared distance of classes, 1 at best; None where it is undefined); mean_absolute_error
+    (of the most probable class, in classes). Where a row has no finite answer, the last three are None.
 
     Source: Cohen, 1968, https://doi.org/10.1037/h0026256.
     """
     from sklearn.metrics import cohen_kappa_score
 
     logits, targets = logits[targets >= 0], targets[targets >= 0]
-    if not len(targets) or not find_finite_answers(logits).all():
-        return {name: len(targets) if name == "examples" else None for name in OF_RANKS}
-    predicted, loss = logits.argmax(1), F.cross_entropy(logits, targets).item()
+    predicted, answered = logits.argmax(1), find_finite_answers(logits)
+    accuracy = ((predicted == targets) & answered).double().mean().item() if len(targets) else None
+    if not len(targets) or not answered.all():
+        return {**dict.fromkeys(OF_RANKS), "examples": len(targets), "accuracy": accuracy}
+    loss = F.cross_entropy(logits, targets).item()
     varies = bool((torch.cat([predicted, targets]) != targets[0]).any())
     kappa = cohen_kappa_score(targets.cpu().numpy(), predicted.cpu().numpy(), weights="quadratic") if varies else None
     return {
         "examples": len(targets),
-        "accuracy": (predicted == targets).double().mean().item(),
+        "accuracy": accuracy,
         "loss": loss if math.isfinite(loss) else None,
         "quadratic_kappa": None if kappa is None else round(float(kappa), 12),  # of 0 only the noise of rounding is left
         "mean_absolute_error": (predicted - targets).abs().double().mean().item(),

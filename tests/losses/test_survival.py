@@ -145,6 +145,16 @@ def test_scores_of_ordered_classes_are_scikit_learns():
     assert Ordinal().score(torch.eye(3)[[1, 1]], torch.tensor([1, 1]))["quadratic_kappa"] is None
 
 
+@pytest.mark.parametrize("task", [Classification(), Ordinal()])
+@pytest.mark.parametrize(("without", "accuracy"), [([0], 0.75), ([0, 1, 2, 3], 0.0)])
+def test_there_is_an_accuracy_whatever_answers_are_finite(task, without, accuracy):
+    """A server that chooses the weights would see which rows a network answers: only an accuracy is sent, or nothing."""
+    z, y = 9 * torch.eye(3)[[0, 1, 2, 0]], torch.tensor([0, 1, 2, 0])
+    z[without] = torch.nan
+    scores = task.score(z, y)
+    assert (scores["examples"], scores["accuracy"], scores["loss"]) == (4, accuracy, None)
+
+
 def test_several_numbers_have_scores_of_their_own():
     task = Regression().with_outputs(("a", "b"))
     y = torch.tensor([[1.0, 10], [2, 30]])
