@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import fedmutual
-from fedmutual import ConfigError, Site
+from fedmutual import ConfigError, Site, UserError
 from fedmutual.algorithms import ALGORITHMS, FML, FedAvg, Independent
 from fedmutual.config import parse_config
 from fedmutual.config.checks import describe_unused_keys
@@ -32,6 +32,14 @@ class Numeric(FedAvg):
     """FedAvg with a task of its own."""
 
     task: Task = from_training(Regression())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failing(FedAvg):
+    """FedAvg whose loss raises."""
+
+    def loss(self, nets, batch, const):
+        raise ValueError("no loss")
 
 
 def make_sites(model=None):
@@ -77,6 +85,10 @@ def test_the_value_of_an_instance_is_trained():
         (FML(alpha=0.1), {}, {"algorithm": {"alpha": 0.9}}, "'algorithm.alpha' has two values, 0.1 and 0.9"),
         (Brief(local_epochs=3), {"local_epochs": 4}, {}, "'training.local_epochs' has two values, 3 and 4"),
         ("fml", {"lr": 0.3}, {"optimizer.lr": {"start": 0.3, "end": 0.1}}, "'optimizer.lr' has two values"),
+        ("fml", {}, {"algorithm.name": "fedavg"}, "'algorithm.name' has two values, 'fml' and 'fedavg'"),
+        ("fml", {}, {"model.shared": "cnn1"}, "'model.shared' has two values, 'mlp' and 'cnn1'"),
+        ("fml", {}, {"clients.a.data.name": "mnist"}, "'clients.a.data.name' has two values, 'digits' and 'mnist'"),
+        ("fml", {}, {"engine.name": "processes"}, "argument 'engine': 'processes' cannot hold objects of this process"),
         (FedAvg(task=Regression()), {}, {}, "FedAvg has a task; give the task as the argument 'task'"),
         (Numeric(), {}, {}, "Numeric has a task; give the task as the argument 'task'"),
     ],
@@ -91,6 +103,23 @@ def test_equal_values_and_the_defaults_of_a_class_are_no_conflict():
     assert describe(FML(), {"lr": 0.3}, {"algorithm.alpha": 0.9, "optimizer.lr": 0.3}).algorithm["alpha"] == 0.9
     assert describe(FedAvg(), {"local_epochs": 2}).training.local_epochs == 2
     assert describe(FedAvg(task=Classification())).training.task == "classification"
+
+
+@pytest.mark.parametrize(
+    ("has_gpu", "settings", "engine"),
+    [
+        (False, {}, "inprocess"),
+        (False, {"engine.name": "stacked"}, "stacked"),
+        (True, {}, "stacked"),
+        (True, {"engine.device": "cpu"}, "inprocess"),
+        (True, {"engine.device": "cuda:0"}, "stacked"),
+        (True, {"engine.name": "inprocess"}, "inprocess"),
+        (True, {"privacy.nets": "both", "privacy.sigma": 1.0}, "inprocess"),
+    ],
+)
+def test_the_engine_of_objects(monkeypatch, has_gpu, settings, engine):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    assert describe("fml", {}, settings).engine.name == engine
 
 
 def test_two_classes_of_one_name_are_refused():
@@ -117,3 +146,12 @@ def test_a_file_says_that_a_key_counts_and_not_the_default_of_the_class(kind, tr
     config = parse_config({"algorithm": {"name": f"{__name__}:{kind}"}, "training": training})
     remark = next(describe_unused_keys(config, ("global",), pooled=False), "")
     assert remark.partition("has the default ")[2] == words
+
+
+def test_an_error_of_a_hook_names_log_txt_only_where_the_folder_stays(tmp_path):
+    for out, end in ((None, "py)"), (tmp_path / "kept", "; log.txt has the traceback")):
+        with pytest.raises(UserError) as problem:
+            fedmutual.federate(make_sites(), Failing(), make_net(), out=out, **QUICK)
+        assert "loss at client 'a' raised ValueError: no loss" in str(problem.value)
+        assert str(problem.value).endswith(end)
+    assert "ValueError: no loss" in (tmp_path / "kept" / "log.txt").read_text()

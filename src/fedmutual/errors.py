@@ -47,6 +47,9 @@ class Busy(RunError):
     """A folder that another process is writing."""
 
 
+TRACE_IN_LOG = "; log.txt has the traceback"  # may end the sentence of an AlgorithmError
+
+
 class AlgorithmError(UserError):
     """A user's algorithm or task that raised an error, or returned something that cannot be used."""
 

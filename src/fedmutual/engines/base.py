@@ -14,7 +14,7 @@ from torch import Tensor
 from fedmutual.boundary import Refused, release, release_metrics
 from fedmutual.core import PREVIOUS, At, Client, Diverged, Message, Phase, Spec, Total, Work, format_tensor
 from fedmutual.cpu import compute_on_cpu
-from fedmutual.errors import AlgorithmError, format_error, format_line
+from fedmutual.errors import TRACE_IN_LOG, AlgorithmError, format_error, format_line
 from fedmutual.events import Score
 from fedmutual.federation.evaluation import EVAL_MODE_FIX, EvalSpec, compute_scores, select_metrics
 from fedmutual.rundir import best
@@ -249,7 +249,7 @@ def make_user_error(problem: BaseException, phase: Phase | None = None, client: 
         return problem
     where = f" at client {client!r}" if client else ""
     raised = f"{hook or 'its work'}{where} raised {format_error(problem)}{format_line(problem, type(phase).__module__)}"
-    sentence = f"{_name_phase(phase)}: {raised}; log.txt has the traceback"
+    sentence = f"{_name_phase(phase)}: {raised}{TRACE_IN_LOG}"
     return AlgorithmError(sentence, "".join(traceback.format_exception(problem)))
 
 

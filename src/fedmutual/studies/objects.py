@@ -13,7 +13,7 @@ from rich.console import Console
 from torch import nn
 
 from fedmutual.core import Setting as Rate
-from fedmutual.errors import ConfigError
+from fedmutual.errors import TRACE_IN_LOG, ConfigError
 from fedmutual.events import Observer
 from fedmutual.results.scale import MetricScale
 from fedmutual.role import DEFAULT_ALGORITHM, LOCAL_ONLY
@@ -184,15 +184,16 @@ def _watch(progress: bool) -> Iterator[Watch]:
 
 @contextmanager
 def _open_folder(out: str | Path | None) -> Iterator[tuple[Path, TemporaryDirectory[str] | None]]:
-    """Yield the folder of a run or a comparison; a temporary folder is removed if training fails."""
+    """Yield the folder of a run or a comparison; a temporary folder is removed if training fails, and with it log.txt."""
     if out is not None:
         yield Path(out), None
         return
     keep = TemporaryDirectory(prefix="fedmutual-", ignore_cleanup_errors=True)
     try:
         yield Path(keep.name) / "run", keep
-    except BaseException:
+    except BaseException as problem:
         keep.cleanup()
+        problem.args = tuple(a.removesuffix(TRACE_IN_LOG) if isinstance(a, str) else a for a in problem.args)
         raise
 
 

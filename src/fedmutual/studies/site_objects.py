@@ -170,37 +170,33 @@ def make_config(
         )
     objects = {k for k, v in values.items() if callable(v) or (k == "task" and not isinstance(v, str))}
     overrides = {KEYS[k]: f"{PREFIX}{k}" if k in objects else v for k, v in values.items()}
-    name, given, defaults = _describe_method(method)
-    _refuse_second_values(given, overrides)
-    _refuse_second_values(given | overrides, settings or {})
-    overrides = defaults | given | overrides | dict(settings or {})
     if shared is not None:
         overrides["model.shared"] = _name_model(shared, "shared")
-    if (engine := arguments.get("engine")) not in (None, *ENGINES):
+    name, given, defaults = _describe_method(method)
+    given["algorithm.name"] = name
+    clients = {"clients": {i: dict(table) for i, table in sites.items()}}
+    _refuse_second_values(merge_overrides({}, given), merge_overrides({}, overrides))
+    _refuse_second_values(merge_overrides(clients, given | overrides), merge_overrides({}, settings or {}))
+    config = parse_config(clients, "federate", defaults | given | overrides | dict(settings or {}))
+    if (engine := config.engine.name) not in ENGINES:
         raise ConfigError(f"argument 'engine': {engine!r} cannot hold objects of this process; use {', '.join(ENGINES)}")
-    if engine in (None, "auto"):
-        on_gpu = values.get("device") in (None, "auto", "cuda") and torch.cuda.is_available()
-        overrides["engine.name"] = "stacked" if on_gpu else "inprocess"
-    config = parse_config({"algorithm": {"name": name}, "clients": dict(sites)}, "federate", overrides)
+    if engine == "auto":
+        is_on_gpu = config.engine.device.startswith(("auto", "cuda")) and torch.cuda.is_available()
+        engine = "stacked" if is_on_gpu and config.privacy.nets == "none" else "inprocess"  # stacks clip no single example
+        config = config.model_copy(update={"engine": config.engine.model_copy(update={"name": engine})})
     if shared is None and {"global", "proxy"} & set(make_algorithm(config).scores):
         raise ConfigError(f"method {config.algorithm['name']!r} shares a network; give it as the argument 'shared'")
     return config
 
 
-def _refuse_second_values(given: Mapping[str, Any], later: Mapping[str, Any]) -> None:
-    """Raise ConfigError if a later value of a key differs from the given one. given: by dotted key. later: also nested."""
-    tables = merge_overrides({}, given), merge_overrides({}, later)
-    for key in given:
-        first, second = (_find_value(table, key) for table in tables)
-        if second is not None and first != second:
-            raise ConfigError(f"key {key!r} has two values, {first!r} and {second!r}; give one of them")
-
-
-def _find_value(table: Any, key: str) -> Any:
-    """Return the value of a dotted key in nested tables; None without the key."""
-    for part in key.split("."):
-        table = table.get(part) if isinstance(table, Mapping) else None
-    return table
+def _refuse_second_values(first: Mapping[str, Any], second: Mapping[str, Any], above: str = "") -> None:
+    """Raise ConfigError if a key has two different values in two nested tables. above: the dotted key of the tables."""
+    for key in (k for k in first if k in second):
+        a, b = first[key], second[key]
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            _refuse_second_values(a, b, f"{above}{key}.")
+        elif a != b:
+            raise ConfigError(f"key '{above}{key}' has two values, {a!r} and {b!r}; give one of them")
 
 
 def _describe_method(method: Any) -> tuple[str, dict[str, Any], dict[str, Any]]:
