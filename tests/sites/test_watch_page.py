@@ -208,6 +208,16 @@ def test_a_lead_sees_the_last_fold_that_has_begun_without_scores_of_the_one_befo
         assert request(Watch(lead, TOKEN), "/health") == (503, "progress.json is damaged")
 
 
+def test_a_lead_sees_a_federation_whose_file_leaves_the_name_open(monkeypatch, tmp_path):
+    (tmp_path / "federation.toml").write_text("rounds = 3\n")
+    status = {"connected": [], "progress": None, "stops": False, "seen": {}, "time": None, "gone": None}
+    monkeypatch.setattr(monitor, "Session", lambda kit, timeout: SimpleNamespace(status=lambda name: status))
+    monkeypatch.setattr(Monitor, "_close_session", lambda self: None)
+    kit = SimpleNamespace(folder=tmp_path, name="lead@example.org", kind="lead", days=300)
+    with Monitor(kit, None) as lead:
+        assert lead.read()["federation"] == "run"
+
+
 def test_the_names_and_notes_of_others_are_text(wards, tmp_path):
     """Names and notes with HTML, formulas of matplotlib, lines of Prometheus and control characters."""
     name = '<script>alert(1)</script>$\\frac{$"\\\n'

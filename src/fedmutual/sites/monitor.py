@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from fedmutual.config import read_dumped, read_tables
+from fedmutual.config import Config, read_dumped, read_tables
 from fedmutual.privacy.budget import PrivacyBudget
 from fedmutual.rundir.file_names import CONFIG, LEDGER, METRICS
 from fedmutual.rundir.folder import is_locked
@@ -81,7 +81,8 @@ class Monitor(AbstractContextManager["Monitor"]):
 
     def _read_lead(self) -> Facts:
         tables = {} if self._name else read_tables(self.kit.folder / FEDERATION)
-        names = [self._name] if self._name else [name for name, _ in list_runs(str(tables["name"]), tables)]
+        name = self._name or str(tables.get("name", Config().name))
+        names = [run for run, _ in list_runs(name, tables)]
         folder = Path(self._copies.name)
         try:
             if self._session is None:
