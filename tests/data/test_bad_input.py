@@ -392,3 +392,28 @@ def test_a_mapped_file_is_read_without_a_warning_and_without_a_copy(tmp_path: Pa
         torch.set_warn_always(False)
     assert not told
     assert rows.data_ptr() == mapped.ctypes.data
+
+
+@pytest.mark.parametrize("kind", ["npz", "factory", "datasets"])
+def test_a_class_number_of_two_names_is_refused(kind: str, tmp_path: Path, module: Callable[[str], str]) -> None:
+    x, y, names = np.ones((6, 2), np.float32), np.arange(6) % 2, (["ill", "well"], ["well", "ill"])
+    if kind == "npz":
+        first, second = (npz(tmp_path / f"{k}.npz", x=x, y=y, classes=np.array(of)) for k, of in enumerate(names))
+        about = first | {"test": second["root"]}
+    elif kind == "datasets":
+        saved = pytest.importorskip("datasets")
+        features = [saved.Features({"x": saved.Value("float32"), "label": saved.ClassLabel(names=of)}) for of in names]
+        rows = {"x": x[:, 0], "label": y}
+        splits = [saved.Dataset.from_dict(rows, features=one) for one in features]
+        saved.DatasetDict(dict(zip(("train", "test"), splits, strict=True))).save_to_disk(tmp_path / "saved")
+        about = {"name": "datasets", "root": str(tmp_path / "saved")}
+    else:
+        source = """
+        class Rows(TensorDataset):
+            def __init__(self, classes):
+                super().__init__(torch.ones(6, 2), torch.arange(6) % 2)
+                self.classes = classes
+        def make(): return Rows(["ill", "well"]), Rows(["well", "ill"])
+        """
+        about = {"name": f"{module(source)}:make"}
+    refused("class 0 is 'ill' in the training data and 'well' in the test data; number the classes of both", data=about)

@@ -48,8 +48,10 @@ def read_npz(config: DataConfig) -> Source:
         return make_source(arrays, config, str(path))
     if "x_test" in arrays:
         raise ConfigError(f"key 'data.test': {path} already has test rows in 'x_test'; remove one of the two")
-    test = _make_part(read_arrays(config.test), config, str(config.test), "x", "y")
-    return make_source(arrays, config, str(path), test)
+    of_test = read_arrays(config.test)
+    test = _make_part(of_test, config, str(config.test), "x", "y")
+    named = {"classes_test": of_test["classes"]} if "classes" in of_test else {}
+    return make_source({**arrays, **named}, config, str(path), test)
 
 
 def read_medmnist(config: DataConfig) -> Source:
@@ -85,9 +87,27 @@ def make_source(arrays: ArraysByName, config: DataConfig, place: str, test: Part
     train = _make_part(arrays, config, place, "x", "y")
     if f"{config.inputs[0] if config.inputs else 'x'}_test" in arrays:
         test = _make_part(arrays, config, place, "x_test", "y_test", "_test")
-    classes, notes = arrays.get("classes"), list_roundings(read_inputs(arrays, config.inputs, "x", place), place)
-    names = None if classes is None else tuple(str(c) for c in classes.tolist())
-    return Source(place, train, test, names, notes=tuple(notes))
+    notes = list_roundings(read_inputs(arrays, config.inputs, "x", place), place)
+    names, of_test = (
+        None if one is None else tuple(str(c) for c in one.tolist()) for one in map(arrays.get, ("classes", "classes_test"))
+    )
+    return check_test_classes(Source(place, train, test, names, notes=tuple(notes)), of_test)
+
+
+def check_test_classes(source: Source, classes: Sequence[str] | None) -> Source:
+    """Return the source. classes: the names that its test part gives the class numbers, or None.
+
+    Raises:
+        DataError: a number has one name in the training part, and another in the test part.
+    """
+    if source.test is not None and source.test.labels.dtype.kind in "biu":
+        for number, (one, other) in enumerate(zip(source.classes or (), classes or (), strict=False)):
+            if one != other:
+                raise DataError(
+                    f"{source.place}: class {number} is {one!r} in the training data and {other!r} in the test data; number "
+                    "the classes of both alike"
+                )
+    return source
 
 
 def list_roundings(values: Any, place: str) -> list[str]:

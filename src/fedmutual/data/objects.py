@@ -26,7 +26,7 @@ from torch.utils.data import (
 
 from fedmutual.calling import list_tensors
 from fedmutual.config import DataConfig
-from fedmutual.data.arrays import fit_targets, list_roundings, make_source
+from fedmutual.data.arrays import check_test_classes, fit_targets, list_roundings, make_source
 from fedmutual.data.convert import BY_NAME, are_series, list_rows, name_inputs, pad_inputs
 from fedmutual.data.examples import WANTED_ITEMS, DatasetExamples, Part, Source, choose_evenly, describe_columns, split_item
 from fedmutual.errors import ConfigError, DataError, format_error
@@ -101,7 +101,7 @@ def make_factory_source(returned: Any, config: DataConfig, place: str) -> Source
         kinds = ", ".join(type(v).__name__ for v in items) or "nothing"
         about = f"{type(returned).__name__} of {kinds}" if isinstance(returned, tuple | list) else kinds
         raise ConfigError(f"key 'data.name': {place!r} returned {about}, and {_WANTED} is expected")
-    names = _read_attribute(items[0], "classes")
+    names, *of_test = (_read_attribute(item, "classes") for item in items)
     parts = []
     longest = [*map(_find_item_lengths, items)]
     lengths = {name: config.length or max(one.get(name, 0) for one in longest) for name in dict.fromkeys(chain(*longest))}
@@ -117,8 +117,9 @@ def make_factory_source(returned: Any, config: DataConfig, place: str) -> Source
             )
         if isinstance(item := dataset[0], tuple | list) and len(item) > 2:
             notes.append(f"{name}: items have {len(item)} entries: the first is x, the second is y, others have no effect")
-    classes = None if names is None else tuple(str(c) for c in names)
-    return Source(place, parts[0], parts[1] if len(parts) > 1 else None, classes, notes=tuple(notes))
+    classes, test_classes = (None if one is None else tuple(str(c) for c in one) for one in (names, [*of_test, None][0]))
+    source = Source(place, parts[0], parts[1] if len(parts) > 1 else None, classes, notes=tuple(notes))
+    return check_test_classes(source, test_classes)
 
 
 def _is_dataset(rows: Any) -> bool:
