@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from fedmutual import data
+from fedmutual.config import DataConfig
 from fedmutual.data.examples import Source
+from fedmutual.data.table import read_metadata
 from own_data import config, folder, image, refused
 
 
@@ -143,3 +145,18 @@ def test_groups_name_images_in_inner_folders(tmp_path: Path) -> None:
     assert source.train.groups is not None
     assert np.unique(source.train.groups).tolist() == ["p0", "p1", "p2", "p3", "p4"]
     assert not any("metadata" in note for note in source.notes)
+
+
+def test_links_between_two_classes_are_no_more_images(tmp_path: Path) -> None:
+    about = write(tmp_path, *CLASSES)
+    for one, other in (("cat", "dog"), ("dog", "cat")):
+        (tmp_path / one / "linked").symlink_to(tmp_path / other)
+    assert len(read(about | {"classes": ["cat", "dog"]}).train.x) == 8  # each class, and once the class that it links to
+
+
+def test_file_names_of_digits_keep_their_zeros(tmp_path: Path) -> None:
+    names = ["001", "002", "010", "1.0"]
+    (tmp_path / "metadata.csv").write_text("\n".join(["file_name,label", *(f"{name},{k}" for k, name in enumerate(names))]))
+    labels, _ = read_metadata(tmp_path / "metadata.csv", names, DataConfig(), labelled=True, numbers=True)
+    assert labels is not None
+    assert labels.tolist() == ["0", "1", "2", "3"]

@@ -224,7 +224,7 @@ def _list_files(place: Path) -> list[Path]:
         raise DataError(f"{problem.filename}: the folder cannot be read ({problem.strerror}); permit reading, or remove it")
 
     def leads_upward(folder: Path) -> bool:
-        return folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve())
+        return folder.is_symlink() and any(above.resolve().is_relative_to(folder.resolve()) for above in folder.parents)
 
     files: list[Path] = []
     for name, inner_names, file_names in os.walk(place, onerror=refuse, followlinks=True):

@@ -230,15 +230,22 @@ def read_metadata(
     named += [(group, "data.group_by")] if group is not None else []
     keys, columns = dict.fromkeys(key for _, key in named), ["file_name", *(column for column, _ in named)]
     need = "needs" if len(keys) == 1 else "need"
-    file = TableFile(path, config, f"{' and '.join(keys)} {need} it, with the columns {', '.join(columns)}")
+    need = f"{' and '.join(keys)} {need} it, with the columns {', '.join(columns)}"
+    file = TableFile(path, config.model_copy(update={"label": ("file_name", *config.label_columns)}), need)  # 01 is a name
     file.require_columns([("file_name", "each row names a file by")])
     file.require_columns((column, f"{key} names") for column, key in named)
     raise_problems([file])
     labels = _read_labels(file, config, numbers) if labelled else None
     raise_problems([file])
-    rows = {os.path.normpath(name.replace("\\", "/")): row for row, name in enumerate(file.frame["file_name"].map(str))}
-    if missing := [name for name in names if name not in rows]:  # the table may have the backslashes of Windows
+    paths = [os.path.normpath(name.replace("\\", "/")) for name in _get_names(file.frame, "file_name")]
+    rows = {name: row for row, name in enumerate(paths)}  # the table may have the backslashes of Windows
+    first_rows = {name: len(paths) - 1 - row for row, name in enumerate(reversed(paths))}
+    if missing := [name for name in names if name not in rows]:
         raise DataError(f"{path}: no row names the file {missing[0]} ({len(missing)} of {len(names)} files); add a row")
+    repeated = {name for name, row in rows.items() if row != first_rows[name]} & {*names}
+    for name in sorted(repeated):
+        first, last = (file.name_row(of[name]) for of in (first_rows, rows))
+        raise DataError(f"{path}: {first} and {last} both name the file {name}; remove one")
     order = [rows[name] for name in names]
     groups = None if group is None else _get_names(file.frame, group)[order]
     if groups is not None and (groups == "").any():
