@@ -170,10 +170,11 @@ STATED = Guarantee(nets="both", unit="group", epsilon=math.log(3), delta=0.0)  #
     ("memberships", "privacy", "words"),
     [
         ((), None, ("No membership attack", "privacy.nets")),
-        ((-0.1, -0.2), None, ("None of the 2 membership attacks",)),
+        ((-0.1, -0.9), None, ("None of the 2 membership attacks", "no interval of the advantage lies above 0")),
         ((0.1, 0.2, -0.1), None, ("2 of 3 membership attacks", "by 23 percentage points (20 to 40)")),
         ((), STATED.model_copy(update={"epsilon": None}), ("infinite",)),
         ((), STATED, ("epsilon 1.1 at delta 0, of each group", "personal models", "above 0.50")),
+        ((), STATED.model_copy(update={"epsilon": 0.005}), ("above 0.01",)),  # tanh(0.0025): 0.00 is too low
     ],
 )
 def test_the_sentences_of_an_audit(memberships, privacy, words):

@@ -43,10 +43,11 @@ def test_of_many_harmed_clients_the_most_harmed_one_is_named():
 
 
 def test_nodes_count_by_their_means_over_seeds():
-    """Node a: -0.02 and -0.02 from two seeds, certain of nothing; node b gains in the mean; node c is equal."""
-    effects = count_nodes(pairs({"a": -0.02, "b": 0.3, "c": 0.1}, {"a": -0.02, "b": -0.1, "c": -0.1}))
+    """Node a loses in the mean, certain of nothing; node b gains; node c is equal: the mean of its floats is -2e-17."""
+    gains = {"a": -0.02, "b": 0.3, "c": 0.1}, {"a": -0.02, "b": -0.1, "c": 0.2}, {"a": 0.01, "b": -0.1, "c": -0.3}
+    effects = count_nodes(pairs(*gains))
     assert [effects[key] for key in ("total", "gained", "equal", "seeds", "may_all_be_chance")] == [3, 1, 1, 1, True]
-    assert effects["harmed"] == [{"client": "a", "seed": None, "loss": pytest.approx(0.02), "may_be_chance": True}]
+    assert effects["harmed"] == [{"client": "a", "seed": None, "loss": pytest.approx(0.01), "may_be_chance": True}]
 
 
 def test_an_accuracy_is_the_mean_over_clients_then_over_seeds():

@@ -127,6 +127,7 @@ def make_sentences(audit: Audit) -> list[str]:
         sentences.append(say("coincidences", rows=coincidences))
     privacy = audit.privacy
     bound = 1.0 if privacy is None or privacy.epsilon is None else bound_advantage(privacy.epsilon, privacy.delta)
+    bound = math.ceil(100 * bound - 1e-9) / 100  # no attack has more than the printed number
     return [*sentences, say("guarantee", privacy=privacy, largest_advantage=bound), say("no_bound"), *audit.notes]
 
 

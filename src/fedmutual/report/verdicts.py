@@ -276,9 +276,9 @@ def count_nodes(gains: Gains) -> dict[str, Any]:
     harmed = [
         {"client": node, "seed": None, "loss": -e.mean, "may_be_chance": e.half is not None and not e.sign}
         for node, e in estimates
-        if e.mean < 0
+        if e.direction < 0
     ]
-    return _count("node", len(estimates), sum(e.mean > 0 for _, e in estimates), harmed, _NAMED_NODES)
+    return _count("node", len(estimates), sum(e.direction > 0 for _, e in estimates), harmed, _NAMED_NODES)
 
 
 def _count(participant: str, total: int, gained: int, harmed: list[Any], named: int, seeds: int = 1) -> dict[str, Any]:

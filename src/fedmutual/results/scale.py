@@ -61,7 +61,8 @@ def _add_sign(text: str) -> str:
 
 def _round_number(value: float, digits: int) -> str:
     """Return a number with this number of significant digits, without an exponent for a large number."""
-    return f"{value:.{digits}g}".replace("-", MINUS) if abs(value) < 10**digits else format_number(value, 0)
+    is_small = abs(value) < 10**digits - 0.5  # a number that is not is rounded to one of more digits
+    return f"{value:.{digits}g}".replace("-", MINUS) if is_small else format_number(value, 0)
 
 
 PERCENT = MetricScale()
