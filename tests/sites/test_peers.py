@@ -6,6 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fedmutual.algorithms import ProxyFL
+from fedmutual.algorithms.peers import PEER, make_proxy_state
+from fedmutual.algorithms.proxyfl import MASS
+from fedmutual.core import At
+from fedmutual.engines.loop import receive_usable
 from fedmutual.events import PhaseDone
 from fedmutual.rundir.file_names import LEDGER
 from fedmutual.sites import contract as contracts
@@ -309,3 +314,14 @@ def test_no_letter_is_sent_to_an_unresponsive_site(tmp_path):
     federation.run()
     assert {to for _, to, letter in federation.transport.letters if place(letter)[0] >= 0} == {"north", "south"}
     assert {site for site, _, _ in federation.transport.answers} == {"north", "south", "west"}
+
+
+@pytest.mark.parametrize(("mass", "is_used"), [(0.0, True), (2.0, True), (-1.0, False), (1e38, False)])
+def test_a_mass_of_proxyfl_is_a_share_of_the_mass_of_all(mass, is_used):
+    """With a mass of -1 the weights of a mixture sum to 0, and the receiver's proxy would hold no finite number."""
+    learn = ProxyFL().algorithm().phases[0]
+    state, replies, faults = make_proxy_state("ab", 2, {}), {i: {MASS: torch.tensor(1.0)} for i in "ab"}, {}
+    replies["b"][MASS] = torch.tensor(mass)
+    used = receive_usable(learn, state, replies, At(0, 0, 1), faults.__setitem__)
+    assert (f"b{PEER}{MASS}" in used, f"a{PEER}{MASS}" in used) == (is_used, True)
+    assert faults == ({} if is_used else {"b": "its mass is not between 0 and 2, the number of peers"})

@@ -25,7 +25,7 @@ from fedmutual.algorithms.peers import (
     make_forwarded_message,
     select_peer_messages,
 )
-from fedmutual.core import Algorithm, At, Client, Message, Spec, setting
+from fedmutual.core import Algorithm, At, Client, Message, Spec, Unusable, setting
 
 MASS = "mass"  # the push-sum weight of a proxy: float32 []
 _LEAST = 1e-30  # of it, which halves whenever what was sent is lost
@@ -75,7 +75,15 @@ class Learn(ProxyFL, Peering):
         return super().end(client, at) | {MASS: mass}
 
     def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
-        """Return the server state together with all replies, to be forwarded."""
+        """Return the server state together with all replies, to be forwarded.
+
+        Raises:
+            Unusable: a mass is no share of the mass of all peers, which is K.
+        """
+        most = len(get_members(server))
+        wrong = [i for i, reply in replies.items() if not 0 <= reply[MASS].item() <= most]
+        if wrong:
+            raise Unusable(dict.fromkeys(wrong, f"its mass is not between 0 and {most}, the number of peers"))
         return server | make_forwarded_message(replies)
 
 
