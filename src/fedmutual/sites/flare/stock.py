@@ -48,7 +48,7 @@ class StockRounds(Rounds):
             return
         job = Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_run_dir(fl_ctx.get_job_id()))
         saved = read_checkpoint(run)
-        for name, path in list_result_files(run, saved and saved.round).items():
+        for name, path in list_result_files(run, saved.round if saved else None).items():
             (job / run.name / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, job / run.name / name)
 
