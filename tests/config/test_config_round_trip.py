@@ -128,6 +128,8 @@ def test_the_defaults(tmp_path: Path) -> None:
         lambda: {"algorithm": {"name": "fml", "alpha": Schedule(0.9, 0.1)}},
         lambda: {"clients": {"0": {"algorithm": {"beta": Schedule(0.9, 0.1, "step", 0.25)}}}},
         lambda: {"data": {"root": Path("/data"), "size": (8, 8)}},
+        lambda: {"optimizer": {"momentum": None, "weight_decay": None}},  # None is unset: 0.9 and 5e-4
+        lambda: {"optimizer": {"name": "rmsprop", "momentum": None, "centered": None}},
         lambda: {"optimizer": {"lr": np.float64(0.1)}, "algorithm": {"name": "fml", "alpha": np.float64(0.1)}},
     ],
 )

@@ -14,7 +14,7 @@ from fedmutual.config import parse_config
 from fedmutual.data.scaling import UNSCALED
 from fedmutual.data.space import Space
 from fedmutual.data.suggest import describe_suggestion
-from fedmutual.data.table import read_rows
+from fedmutual.data.table import parse_dates, read_rows
 from fedmutual.data.table_file import find_dialect
 from fedmutual.errors import ConfigError, DataError
 from own_data import config, everything, refused
@@ -187,3 +187,10 @@ def test_an_ambiguous_date_is_left_to_the_user(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("seen,label\n" + rows)
     remark, *_ = describe_suggestion(config(data={"name": "csv", "root": str(tmp_path / "a.csv")}))
     assert '"%d/%m/%Y" or data.date_format = "%m/%d/%Y"; choose' in remark
+
+
+@pytest.mark.parametrize(("form", "day"), [("%Y-%d-%m", "2026-05-06"), ("%Y/%d/%m", "2026/05/06"), ("%Y%d%m", "20260506")])
+def test_a_date_that_has_the_given_form_is_read_by_it(form: str, day: str) -> None:
+    """The fifth of June, as pandas reads it by the form; other dates are ISO 8601."""
+    dates = parse_dates(pd.Series([day, "2026-05-31"]), form)
+    assert dates.dt.strftime("%d.%m.%Y").tolist() == ["05.06.2026", "31.05.2026"]

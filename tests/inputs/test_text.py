@@ -10,7 +10,9 @@ import pytest
 import fedmutual
 from fedmutual import Site, UserError
 from fedmutual.config import DataConfig
+from fedmutual.data.prepared import prepare
 from fedmutual.data.saved import read_rows, read_saved
+from fedmutual.data.table import read_table
 from fedmutual.data.text import encode_texts, hash_tokens
 from input_kinds import EMBEDDING, QUICK
 from own_data import config, npz
@@ -108,3 +110,28 @@ def test_hashed_words_have_fixed_ids():
     """blake2b of "ill", in 8 bytes, by hashlib: its remainder by 99, plus 1."""
     digest = int.from_bytes(hashlib.blake2b(b"ill", digest_size=8).digest(), "big")
     assert hash_tokens("Ill, ILL", 100)[::2] == [1 + digest % 99] * 2
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_numbers_in_a_text_are_as_written_whatever_the_other_rows_hold(kind, tmp_path):
+    read = []
+    for k, last in enumerate(["2021", None]):
+        path = tmp_path / f"{k}.{kind}"
+        table = pd.DataFrame({"code": ["007", "1.50", last], "y": [0, 1, 0]})
+        table.to_csv(path, index=False, sep=";") if kind == "csv" else table.to_parquet(path)
+        settings = config(data={"name": kind, "root": str(path), "label": "y", "text": ["code"], "length": 3}).data
+        read.append(read_table(settings).train.x.take([0, 1])["input_ids"].tolist())
+    assert read == [[[*hash_tokens("007", 30000), 0, 0], hash_tokens("1.50", 30000)]] * 2
+
+
+def test_text_alone_teaches_numbers(tmp_path):
+    notes(0).drop(columns="age").to_csv(tmp_path / "notes.csv", index=False)
+    about = {"name": "csv", "root": str(tmp_path / "notes.csv"), "label": "y", "text": ["note"], **READING}
+    assert prepare(config(data=about, training={"task": "regression"}))[""].space.classes == ("y",)
+
+
+def test_missing_text_of_a_saved_folder_has_no_word(tmp_path):
+    saved = pytest.importorskip("datasets")
+    saved.Dataset.from_dict({"note": ["ill", None], "more": ["now", None], "y": [0, 1]}).save_to_disk(tmp_path / "saved")
+    about = DataConfig(name="datasets", root=tmp_path / "saved", label="y", text=("note", "more"), length=2)
+    assert read_saved(about).train.x.take([1])["input_ids"].tolist() == [[0, 0]]

@@ -123,7 +123,7 @@ class DataConfig(Section):
     replace: dict[str, dict[str, str]] = key({}, only_if=(_OF_TABLES,))
     """a table of cell = replacement for each column of features; the replacement "" is an empty cell"""
     date_format: keys.DateFormat | None = key(only_if=(_OF_TABLES,))
-    """the form of dates that are not written as 2026-05-31, for example "%d.%m.%Y" """
+    """the form of dates, for example "%d.%m.%Y"; dates of another form are written as 2026-05-31"""
     group_by: str | None = key(only_if=(_GROUPED,))
     """the column of groups (patient, account); no group appears in both training and evaluation"""
     angles: keys.Angles | None = key()
@@ -296,7 +296,10 @@ class OptimizerConfig(Section):
     @classmethod
     def _fill_defaults(cls, table: Any) -> Any:
         """Write the name in small letters; unset the defaults of an optimiser that has its own."""
-        if not isinstance(table, Mapping) or not isinstance(name := table.get("name"), str):
+        if not isinstance(table, Mapping):
+            return table
+        table = {k: v for k, v in table.items() if v is not None}  # unset, as in the file of a run, which has no word for it
+        if not isinstance(name := table.get("name"), str):
             return table
         name = name if ":" in name else name.lower()
         unset = {} if name in COMMON_OPTIMIZERS else {"momentum": None, "weight_decay": None}

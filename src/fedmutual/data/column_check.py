@@ -71,7 +71,7 @@ def check_columns(source: Source, targets: Values, config: DataConfig) -> list[s
     Raises:
         DataError: a column is a copy of another column or of the label, and its name shows that both had one name.
     """
-    if source.columns is None:
+    if not source.columns:  # none beside text
         return []
     cells = source.train.x.take_one(range(len(source.train.x))).numpy()
     values = dict(zip(source.columns, cells.T, strict=True))

@@ -93,7 +93,9 @@ def _read_split(
     table = split.with_format("numpy")
     inputs = {name: _read_column(table[name][:], length) for name, length in lengths.items()}
     if text:
-        inputs["text"] = np.array([" ".join(map(str, row)) for row in zip(*(split[name] for name in text), strict=True)])
+        inputs["text"] = np.array(
+            [" ".join("" if v is None else str(v) for v in row) for row in zip(*(split[name] for name in text), strict=True)]
+        )
     others: dict[str, Any] = {
         name: np.asarray(split[name]) for name in (config.group_by, "domain") if name and name in split.column_names
     }

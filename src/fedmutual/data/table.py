@@ -347,12 +347,12 @@ def _parse_cells(file: TableFile, plans: Sequence[ColumnPlan], date_format: str 
 def parse_dates(text: "pd.Series[str]", date_format: str | None = None) -> "pd.Series[pd.Timestamp]":
     """Return the cells [n] as dates in UTC [n]; NaT where a cell is missing or is no date.
 
-    date_format: the format of the cells that are not ISO 8601; None: only ISO 8601 is read.
+    date_format: the format of the cells; those that do not have it are ISO 8601. None: all are.
     """
     dates = pd.to_datetime(text, errors="coerce", format="ISO8601", utc=True)
     if date_format is None:
         return dates
-    return dates.fillna(pd.to_datetime(text, errors="coerce", format=date_format, utc=True))
+    return pd.to_datetime(text, errors="coerce", format=date_format, utc=True).fillna(dates)
 
 
 def _get_names(frame: pd.DataFrame, column: str) -> Names:

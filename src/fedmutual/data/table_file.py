@@ -100,6 +100,7 @@ class TableFile:
         self._config = config
         self._names = [c for c in (*config.label_columns, config.group_by, DOMAIN) if c is not None]
         self._text_features = [c for c, settings in config.columns.items() if settings.kind != "number"]
+        self._text_features += config.text or ()  # as text, a number depends on no other row
         suffix = Path(path).suffix.lower()
         kind = "Parquet" if suffix == ".parquet" or (suffix != ".csv" and config.name == "parquet") else "CSV"
         if frame is None and suffix in _OTHER_KINDS and Path(path).is_file():
