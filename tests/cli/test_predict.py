@@ -71,6 +71,8 @@ def test_a_photo_is_predicted_upright_and_on_white(pictures, tmp_path):
     opacity = turned[..., 3:] / 255
     seen = turned[..., :3] * opacity + 255 * (1 - opacity)
     Image.fromarray(seen.round().astype(np.uint8)).save(tmp_path / "seen.png")
+    pictures.export(tmp_path / "model")
+    assert "images to a height and width of 8 x 9 first, bilinear" in (tmp_path / "model" / "README.md").read_text()
     photo, seen_photo = fedmutual.predict(pictures.folder, [tmp_path / "photo.png", tmp_path / "seen.png"])
     assert dict(photo.ranked) == pytest.approx(dict(seen_photo.ranked), abs=1e-3)  # composition may round otherwise
 

@@ -60,6 +60,8 @@ def test_several_inputs_of_a_file_are_predicted_scored_and_exported(tmp_path, in
     predicted, program = check_uses(fedmutual.run(make_config(tmp_path, FUSION, x, y), tmp_path / "run"), y)
     answers = program({k: torch.tensor(v[:9]).to(torch.int64 if k == "ids" else torch.float32) for k, v in x.items()})
     np.testing.assert_allclose(answers.numpy().max(1), [p.ranked[0][1] for p in predicted[:9]], atol=1e-5)
+    card = (tmp_path / "exported" / "README.md").read_text()
+    assert all(f"- Input {one}" in card for one in ("image: float32, [batch, 1, 6, 6],", "ids: int64, [batch, "))
     settings = tmp_path / "run" / "config.toml"  # of somebody else, who changed it
     settings.write_text(settings.read_text().replace('    "table",\n', ""))
     with pytest.raises(UserError, match=r"has the inputs image \[1, 6, 6\], ids \[\d\], and the model takes image"):
@@ -85,6 +87,7 @@ def test_ids_of_a_file_are_predicted_scored_and_exported(tmp_path, in_tmp_path):
     _, program = check_uses(run, y)
     about = json.loads((tmp_path / "exported" / "model.json").read_text())["input"]
     assert (about["dtype"], about["shape"]) == ("int64", [6])
+    assert "- Input x: int64, [batch, 6]," in (tmp_path / "exported" / "README.md").read_text()
     onnxruntime = pytest.importorskip("onnxruntime")
     (same,) = onnxruntime.InferenceSession(str(tmp_path / "exported" / "model.onnx")).run(None, {"x": x[:9]})
     np.testing.assert_allclose(program(torch.tensor(x[:9])).numpy(), same, atol=1e-5)

@@ -90,7 +90,14 @@ def test_the_best_round_is_the_one_with_the_lowest_error():
 
 
 @pytest.mark.parametrize(
-    ("value", "text", "gain"), [(53.8712, "53.9", "+54"), (0.04567, "0.0457", "+0.046"), (12345.6, "12346", "+12346"), (999.6, "1000", "+1000"), (99.6, "99.6", "+100")]
+    ("value", "text", "gain"),
+    [
+        (53.8712, "53.9", "+54"),
+        (0.04567, "0.0457", "+0.046"),
+        (12345.6, "12346", "+12346"),
+        (999.6, "1000", "+1000"),
+        (99.6, "99.6", "+100"),
+    ],
 )
 def test_numbers_have_three_digits_and_their_unit(value, text, gain):
     scale = MetricScale(1, Metric("mae", "mean absolute error", is_fraction=False, is_higher_better=False, unit="mg/dl"))

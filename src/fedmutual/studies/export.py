@@ -90,10 +90,12 @@ def _write_files(folder: Path, answering: AnsweringModel) -> list[str]:
         missing = ONNX if (folder / PROGRAM).exists() else f"{PROGRAM} and {ONNX}"
         left_out = [f"{missing}: {problem}"]
     shape, steps = answering.raw_shape, takes.scaling
-    input: Any = {"name": _INPUT, "dtype": steps.dtype or "float32", "shape": list(shape), "columns": answering.columns}
+    inputs: list[Any] = [
+        {"name": _INPUT, "dtype": steps.dtype or "float32", "shape": list(shape), "columns": answering.columns}
+    ]
     if isinstance(shape, Shapes):
         dtypes = {name: one.dtype or "float32" for name, one in (steps.inputs or {}).items()}
-        input = [{"name": name, "dtype": dtypes[name], "shape": one} for name, one in shape.items()]
+        inputs = [{"name": name, "dtype": dtypes[name], "shape": one} for name, one in shape.items()]
     fitted = answering.calibration
     calibration = {} if fitted is None else fitted.model_dump(mode="json", include={"temperature", "thresholds"})
     content = {
@@ -103,14 +105,14 @@ def _write_files(folder: Path, answering: AnsweringModel) -> list[str]:
         "client": answering.client,
         "round": answering.round,
         "fedmutual": version("fedmutual"),
-        "input": input,
+        "input": inputs if isinstance(shape, Shapes) else inputs[0],
         "output": {"name": output, "dtype": "float32", "kind": answering.kind, "classes": [*answering.names]},
         "scaling": steps.model_dump(mode="json", exclude={"augment", "dtype"}),
         **calibration,
     }
     write_json(folder / ABOUT, content)
     files = {name: text for name, text in _MEANING.items() if name == CARD or (folder / name).exists()}
-    write_bytes(folder / CARD, write_model_card(answering, files, left_out).encode())
+    write_bytes(folder / CARD, write_model_card(answering, inputs, files, left_out).encode())
     return left_out
 
 

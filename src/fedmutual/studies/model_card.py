@@ -3,7 +3,7 @@
 import html
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import PurePath
 from statistics import fmean
@@ -29,10 +29,12 @@ _NETWORK = "model.personal"
 _ROWS = {"test": "test set", "validation": "validation rows", "holdout": "hold-out rows"}
 
 
-def write_model_card(answering: AnsweringModel, files: dict[str, str], left_out: list[str]) -> str:
+def write_model_card(
+    answering: AnsweringModel, inputs: Sequence[Mapping[str, Any]], files: dict[str, str], left_out: list[str]
+) -> str:
     """Return the text of a model card in Markdown.
 
-    files: name of each exported file -> what the file is. left_out: sentences on files that could not be made.
+    inputs: of the programs, each with its "name", "dtype" and "shape". files: name of each exported file -> what the file is. left_out: sentences on files that could not be made.
 
     Raises:
         RunError: a file of the run's folder is missing or damaged.
@@ -54,7 +56,7 @@ def write_model_card(answering: AnsweringModel, files: dict[str, str], left_out:
         answering=answering,
         takes=answering.takes,
         data=_describe_data(run, owner),
-        values=_describe_values(answering),
+        inputs=[(one, _describe_values(answering, one["name"])) for one in inputs],
         settings={**config.algorithm, **client_config.algorithm},
         rate=format_setting(rate.model_dump() if isinstance(rate, BaseModel) else rate),
         own_settings=_describe_own_settings(answering, described, [*clients]),
@@ -82,14 +84,15 @@ def _escape(value: Any) -> str:
     return html.escape(_MARKUP.sub(r"\\\1", " ".join(str(value).replace(PREFIX, "").split())), quote=False)
 
 
-def _describe_values(answering: AnsweringModel) -> str:
-    """Return a description of the numbers of an input: the stored numbers, before any scaling."""
+def _describe_values(answering: AnsweringModel, name: str) -> str:
+    """Return a description of the numbers of an input: the stored numbers, before any scaling. name: of the input."""
     if answering.encoding is not None:
         return (
             "one value for each column: a number as stored, a date as days since 1970-01-01, a category as its position in "
             "the column's values in model.json, and NaN where a value is missing"
         )
-    divisor = answering.takes.scaling.divisor
+    scaling = answering.takes.scaling
+    divisor = (scaling.inputs or {}).get(name, scaling).divisor
     if answering.files and divisor == 1:
         return (
             "the values of DICOM or NIfTI files in their own unit: with rescale slope and intercept applied, white as the "
@@ -183,9 +186,8 @@ def _describe_privacy(run: RunFacts, answering: AnsweringModel) -> list[str]:
         return ["None. The model may reveal examples that it was trained on."]
     if run.summary is None or run.summary.privacy is None:
         return ["Not stated: the run has not finished, so its epsilon is not known."]
-    guarantee, client = run.summary.privacy, answering.client
-    epsilon = guarantee.clients[client].epsilon if client in guarantee.clients else guarantee.epsilon
-    spent = "infinite" if epsilon is None else f"{epsilon:.3g}"
+    guarantee = run.summary.privacy  # also a personal model learned from what other clients sent
+    spent = "infinite" if guarantee.epsilon is None else f"{guarantee.epsilon:.3g}"
     sentences = [f"Epsilon {spent} at delta {guarantee.delta:g}, of each {guarantee.unit}, for all that left the clients."]
     if not answering.is_guaranteed:
         sentences.append("The guarantee does not cover this model: its own network was trained without noise.")
