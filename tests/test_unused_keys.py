@@ -44,6 +44,10 @@ OWN = {"0": {"model": {"frozen": True, "personal": "cnn1"}, "optimizer": {"lr": 
             "algorithm 'independent' makes no mean of what clients send, so 'server.aggregate' has no effect",
         ),
         (
+            {"algorithm": {"name": "proxyfl"}, "server": {"aggregate": "median"}},
+            "algorithm 'proxyfl' makes no mean of what clients send, so 'server.aggregate' has no effect",
+        ),
+        (
             {"algorithm": {"name": "centralised"}, "server": {"sum": "fixed"}},
             "algorithm 'centralised' trains one network on all data, so 'server.sum' has no effect",
         ),

@@ -387,6 +387,12 @@ def numeric(f, tensors, step=1e-6):
     return results
 
 
+def test_fedkd_combines_restored_models_by_the_rule_of_the_server():
+    phase, server = FedKD(rank=1, aggregate=Aggregation("median"), **ONE), {"weight": torch.zeros(2, 2)}
+    replies = {str(k): {"weight": torch.full((2, 2), float(k))} for k in (0, 1, 100)}
+    assert phase.receive(server, replies, At(0, 0, 1))["weight"].eq(1).all()
+
+
 def test_a_round_of_fedkd():
     """A step down the sum of all terms, in both networks; of what each matrix learned the best approximation of rank 1."""
     personal_weights = {i: [BODY + 0.1 * k, HEAD - 0.1 * k] for k, i in enumerate(X)}

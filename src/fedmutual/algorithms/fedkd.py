@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedmutual.aggregation import mean
 from fedmutual.algorithms.class_means import fit_features
 from fedmutual.algorithms.fork import Fork
 from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Setting, Spec, get_target_kind, setting, within
@@ -101,10 +100,12 @@ class FedKD(Fork):
         return reply
 
     def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
-        """Return the unweighted mean of the restored models."""
-        if not replies:
-            return server
-        return mean({i: restore_model(server, reply) for i, reply in replies.items()})
+        """Return the unweighted mean of the restored models, or the result of the rule of `[server]`.
+
+        Raises:
+            Unusable: a restored model cannot be summed in fixed point (server.sum = "fixed").
+        """
+        return super().receive(server, {i: restore_model(server, reply) for i, reply in replies.items()}, at)
 
 
 def choose_rank(tensor: Tensor, rank: float) -> int | None:

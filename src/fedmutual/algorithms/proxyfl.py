@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedmutual.aggregation import mean
+from fedmutual.aggregation import Aggregation, mean
 from fedmutual.algorithms.fml import FML
 from fedmutual.algorithms.fork import reset_optimizer_state
 from fedmutual.algorithms.peers import (
@@ -25,7 +25,7 @@ from fedmutual.algorithms.peers import (
     make_forwarded_message,
     select_peer_messages,
 )
-from fedmutual.core import Algorithm, At, Client, Message, Spec, Unusable, setting
+from fedmutual.core import Algorithm, At, Client, Message, Spec, Unusable, run_field, setting
 
 MASS = "mass"  # the push-sum weight of a proxy: float32 []
 _LEAST = 1e-30  # of it, which halves whenever what was sent is lost
@@ -42,6 +42,7 @@ class ProxyFL(FML):
     own_share: float = setting(
         0.5, "a, the share of a peer's own proxy in its next proxy, from 0 to below 1; 0: only the received proxy"
     )
+    aggregate: Aggregation = run_field(Aggregation())  # unused: a peer mixes two proxies by their masses
     scores: ClassVar[tuple[str, ...]] = ("personal", "proxy")
     dp_ready: ClassVar[bool] = True  # a mass is computed from the rounds and the messages alone
 
