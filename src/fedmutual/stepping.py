@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from itertools import islice
+from itertools import groupby, islice
 from typing import Any, TypeVar
 
 import torch
@@ -265,10 +265,13 @@ class _SharedState:
 
 
 def group_batches(batches: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Yield lists of `size` batches in a row; the last list may be shorter."""
-    remaining = iter(batches)
-    while group := list(islice(remaining, size)):
-        yield group
+    """Yield lists of `size` batches in a row; shorter before the end, and before batches of another number of tensors.
+
+    Such batches are of another loss: FedRep's steps of the head have a tensor more than those of the features.
+    """
+    for _, alike in groupby(batches, lambda batch: len(batch) if isinstance(batch, tuple) else 0):
+        while group := list(islice(alike, size)):
+            yield group
 
 
 def merge_optimizers(optimizers: Sequence[Optimizer]) -> Sequence[Optimizer]:

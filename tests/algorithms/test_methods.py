@@ -28,6 +28,7 @@ from fedmutual.algorithms.ktpfl import KTpFL, move_coefficients
 from fedmutual.algorithms.peers import make_agreed_state, make_proxy_state
 from fedmutual.core import At, Bench, Net, Recipe, Schedule
 from fedmutual.engines.base import participate
+from fedmutual.stepping import group_batches
 from linear_clients import (
     BODY,
     HEAD,
@@ -335,6 +336,25 @@ def test_no_step_of_pfedme_is_of_both_models(accumulate, marks):
     rows = len(client.data["private"])
     assert rows == 3
     assert "".join(".o"[len(batch) > 2] for batch in phase.batches(client, {}, At(0, 0, 1))) == marks
+
+
+@pytest.mark.parametrize(("accumulate", "marks"), [(1, "h h h . . ."), (2, "hh h .. ."), (3, "hhh ...")])
+def test_no_step_of_fedrep_is_of_head_and_features(accumulate, marks):
+    phase = FedRep(head_epochs=1, **ONE | {"batch_size": 1})
+    (client,) = clients(phase.algorithm(), ids=("0",), shared=[BODY, HEAD], home=("1.weight",))
+    steps = group_batches(phase.batches(client, {}, At(0, 0, 1)), accumulate)
+    assert " ".join("".join(".h"[len(batch) > 2] for batch in step) for step in steps) == marks
+
+
+@pytest.mark.parametrize("method", [FedALA(rows_share=1, **ONE), FedAvgFT(tune_epochs=0, **ONE)])
+def test_a_personal_model_has_the_trained_layers_that_stay_at_the_client(method):
+    own = {i: [BODY, HEAD] for i in X}
+    ours = clients(method.algorithm(), shared=[BODY, HEAD], personal_weights=own, home=("1.weight",))
+    federation(method.algorithm(), ours, rounds=2, start={"0.weight": torch.tensor(BODY)})
+    for one in ours:
+        personal, copy = (weight(one.nets[net][1]) for net in ("personal", "meme"))
+        assert np.abs(copy - HEAD).max() > 1e-3
+        assert (personal == copy).all()
 
 
 def test_two_rounds_of_pfedme():

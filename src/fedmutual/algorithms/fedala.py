@@ -11,6 +11,7 @@ import torch
 
 from fedmutual.algorithms.apfl import list_trained_parameters
 from fedmutual.algorithms.fedavg import FedAvg
+from fedmutual.algorithms.fork import copy_unshared
 from fedmutual.calling import call_network
 from fedmutual.core import Algorithm, At, Client, Message, above_zero, setting, within
 
@@ -46,7 +47,7 @@ class FedALA(FedAvg):
     def begin(self, client: Client, inbox: Message, at: At) -> Message:
         """Load the received model, and into its last layers the mixture; store W. Return no constants."""
         super().begin(client, inbox, at)
-        received = list_trained_parameters(client, "meme")
+        received = {k: p for k, p in list_trained_parameters(client, "meme").items() if k in client.shared}
         modules = list(dict.fromkeys(k.rpartition(".")[0] for k in received))[-self.layers :]
         received = {k: p for k, p in received.items() if k.rpartition(".")[0] in modules}
         sent = {k: client.nets["personal"].get_parameter(k).detach() for k in received}
@@ -60,6 +61,11 @@ class FedALA(FedAvg):
                     p.copy_(sent[k] + change[k] * shares[k])
         client.memory = {**client.memory, **{SHARE + k: v for k, v in shares.items()}, LEARNED: learned}
         return {}
+
+    def end(self, client: Client, at: At) -> Message:
+        """Return FedAvg's reply; the personal network, which becomes the reply, gets what stays at the client now."""
+        copy_unshared(client)
+        return super().end(client, at)
 
     def _learn_shares(self, client: Client, sent: Message, change: Message, shares: Message, again: bool, at: At) -> Message:
         """Return W after its steps on a run of rows at a random place, in the order of the rows."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
 from fedmutual.algorithms.fedavg import FedAvg
-from fedmutual.algorithms.fork import copy_shared
+from fedmutual.algorithms.fork import copy_shared, copy_unshared
 from fedmutual.algorithms.independent import Independent
 from fedmutual.core import Algorithm, At, Batch, Client, Message, setting, within
 
@@ -51,9 +51,10 @@ class Tune(Independent):
         return server if due else {}
 
     def begin(self, client: Client, inbox: Message, at: At) -> Message:
-        """Copy the averaged model into the personal model; return no constants."""
+        """Copy the averaged model, with the layers that stay at the client, into the personal model; return no constants."""
         if inbox:
             copy_shared(client, "personal", inbox)
+            copy_unshared(client)
         return {}
 
     def batches(self, client: Client, inbox: Message, at: At) -> Iterable[Batch]:

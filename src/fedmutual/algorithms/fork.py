@@ -64,6 +64,13 @@ def copy_shared(client: Client, net: str, inbox: Message) -> None:
     reset_optimizer_state(client, net)
 
 
+def copy_unshared(client: Client) -> None:
+    """Load the tensors of the copy that stay at a client, such as those of BatchNorm, into its personal net."""
+    personal, copy = (client.nets[net].state_dict() for net in ("personal", "meme"))
+    if unshared := {k: v for k, v in copy.items() if k not in client.shared and k in personal}:
+        client.nets["personal"].load_state_dict(personal | unshared)
+
+
 def reset_optimizer_state(client: Client, net: str) -> None:
     """Make the optimiser of a client's net as never stepped; a frozen net has no optimiser."""
     if net in client.optimizers:
