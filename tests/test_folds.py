@@ -252,6 +252,26 @@ def test_objects_are_trained_in_folds(tmp_path: Path) -> None:
 
 
 @pytest.mark.run
+def test_folds_that_end_in_different_rounds_are_shown_at_the_last_round_of_all(tmp_path: Path) -> None:
+    """As the page joins them; the first fold ends after round 1, as by records.patience, and the second after round 2."""
+    x, y = np.arange(80, dtype=np.float32).reshape(40, 2), np.arange(40) // 2 % 2
+    sites, net = {name: Site(train=(x[k::2], y[k::2])) for k, name in enumerate("ab")}, nn.Linear(2, 2)
+    more: Any = {"rounds": 2, "batch_size": 8, "settings": {"split.folds": 2}, "progress": False, "lr": 0.003}
+    run = fedmutual.federate(sites, "fedavg", net, **more)
+    comparison = fedmutual.compare(sites, ["fedavg"], net, seeds=1, **more)
+    for folder in (run.folder / "0", comparison.runs["fedavg", 0, 0].folder):
+        lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+        (folder / "metrics.jsonl").write_text("".join(line for line in lines if '"round":2' not in line.replace(" ", "")))
+    table = run.history()
+    assert sorted(set(zip(table["fold"], table["round"], strict=True))) == [(0, 1), (1, 1), (1, 2)]
+    rows = table[(table["round"] == 1) & (table["metric"] == "accuracy") & (table["data"] == "validation")]
+    mean = rows["value"].mean()
+    assert "round 1 of 2" in repr(run)
+    assert f"global {100 * mean:.1f} % on validation" in repr(run)
+    assert f"fedavg, global: {100 * mean:.1f} %" in repr(comparison)
+
+
+@pytest.mark.run
 def test_a_sweep_chooses_by_the_mean_over_folds(tmp_path: Path) -> None:
     with pytest.warns(RemarkWarning, match=r"scored in another one, .*--tune` chooses for each fold by itself"):
         result = fedmutual.sweep(experiment(tmp_path, holdout=0.2), {"optimizer.lr": [0.1, 0.2]}, out=tmp_path / "out")

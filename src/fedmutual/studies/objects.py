@@ -21,7 +21,7 @@ from fedmutual.rundir.record_files import read_metric, read_model_environment
 from fedmutual.studies.observers import ProgressDisplay, Watch, make_warning_observers
 from fedmutual.studies.site_objects import KEYS, Model, Site, hold_sites, make_config
 from fedmutual.studies.study import RunKey, Setting, Study, list_runs, list_seeds, train_runs
-from fedmutual.studies.trained_run import Run, open_object_run
+from fedmutual.studies.trained_run import Run, open_object_run, take_last_round
 
 Function = str | Callable[..., Any]
 """A name, or a function or another callable object of the caller."""
@@ -60,8 +60,7 @@ class Comparison:
         """Return the mean of the main metric of each method after its last round, over seeds and clients."""
         metric = read_metric(next(iter(self.runs.values())).folder)
         scale = MetricScale(metric=metric)
-        table = self.history()
-        last = table[table["round"] == table.groupby(["method", "seed"])["round"].transform("max")]
+        last = pd.concat([take_last_round(run) for _, run in self.history().groupby(["method", "seed"])])
         chosen = last[(last["metric"] == metric.name) & (last["data"] == "validation")]
         means = chosen.groupby(["method", "model"])["value"].mean()
         lines = "".join(

@@ -93,7 +93,7 @@ class Run:
         text = f"<Run {self.config.name!r}: {self.config.algorithm['name']}, {clients} clients{folds}, {state}"
         if last.empty:
             return f"{text}, in {self.folder}>"
-        last = last[last["round"] == last["round"].max()]
+        last = take_last_round(last)
         metric = read_metric(self._first)
         scale, chosen = MetricScale(metric=metric), last[(last["metric"] == metric.name) & (last["data"] != "holdout")]
         means = chosen.groupby(["model", "data"])["value"].mean()
@@ -567,3 +567,10 @@ def _locate_model(path: Path, client: str | None) -> tuple[Path, str | None]:
     if saved is None or path.name not in (make_file_name(saved.round), bests.BEST):
         raise RunError(f"{path}: is not the saved round of {folder}; name the run's folder, and its saved model answers")
     return folder, None if owner == POOLED else owner
+
+
+def take_last_round(history: "pd.DataFrame") -> "pd.DataFrame":
+    """Return a run's scores of its last round; with folds of the last round that all folds have, as the page takes it."""
+    rounds = history["round"]
+    last = rounds.groupby(history["fold"]).max().min() if "fold" in history else rounds.max()
+    return history[rounds == last]
