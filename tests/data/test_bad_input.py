@@ -228,7 +228,7 @@ def test_metadata_that_miss_something(tmp_path: Path) -> None:
     metadata.write_text("file_name,patient\ncat/00.png,p\ncat/01.png,\n")
     refused("no row names the file dog/00.png (2 of 4 files); add a row", data=about)
     metadata.write_text("file_name,patient\ncat/00.png,p\ncat/01.png,\ndog/00.png,q\ndog/01.png,q\n")
-    refused("the column patient is empty for cat/01.png; fill in", data=about)
+    refused("cat/01.png: its group (data.group_by = 'patient') is missing (1 of 4 rows); fill them in", data=about)
     metadata.write_text("file_name,patient\ncat/00.png,p\ncat/01.png,p\ndog/00.png,q\ndog/01.png,q\ncat\\00.png,r\n")
     refused(f"{metadata}: line 2 and line 6 both name the file cat/00.png; remove one", data=about)
 
@@ -404,9 +404,8 @@ def test_a_class_number_of_two_names_is_refused(kind: str, tmp_path: Path, modul
         about = first | {"test": second["root"]}
     elif kind == "datasets":
         saved = pytest.importorskip("datasets")
-        features = [saved.Features({"x": saved.Value("float32"), "label": saved.ClassLabel(names=of)}) for of in names]
-        rows = {"x": x[:, 0], "label": y}
-        splits = [saved.Dataset.from_dict(rows, features=one) for one in features]
+        rows = saved.Dataset.from_dict({"x": x.tolist(), "label": y})
+        splits = [rows.cast_column("label", saved.ClassLabel(names=of)) for of in names]
         saved.DatasetDict(dict(zip(("train", "test"), splits, strict=True))).save_to_disk(tmp_path / "saved")
         about = {"name": "datasets", "root": str(tmp_path / "saved")}
     else:
@@ -419,3 +418,21 @@ def test_a_class_number_of_two_names_is_refused(kind: str, tmp_path: Path, modul
         """
         about = {"name": f"{module(source)}:make"}
     refused("class 0 is 'ill' in the training data and 'well' in the test data; number the classes of both", data=about)
+
+
+@pytest.mark.parametrize("kind", ["csv", "npz", "factory"])
+def test_rows_without_a_group_are_not_one_group(kind: str, tmp_path: Path, module: Callable[[str], str]) -> None:
+    x, y, patients = np.arange(8.0).reshape(4, 2), np.arange(4) % 2, [1.0, np.nan, 2.0, np.nan]
+    if kind == "csv":
+        pd.DataFrame({"a": x[:, 0], "patient": patients, "label": y}).to_csv(tmp_path / "rows.csv", index=False)
+        about = {"name": "csv", "root": str(tmp_path / "rows.csv")}
+    elif kind == "npz":
+        about = npz(tmp_path / "rows.npz", x=x, y=y, patient=np.array(patients))
+    else:
+        source = """
+        class make(TensorDataset):
+            patient = ["p", None, "q", None]
+            def __init__(self): super().__init__(torch.ones(4, 2), torch.arange(4) % 2)
+        """
+        about = {"name": f"{module(source)}:make"}
+    refused("its group (data.group_by = 'patient') is missing (2 of 4 rows)", data=about | {"group_by": "patient"})

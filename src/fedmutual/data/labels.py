@@ -298,6 +298,16 @@ def _refuse_missing(part: Part, missing: npt.NDArray[np.bool_]) -> None:
         )
 
 
+def check_groups(part: Part, config: DataConfig) -> None:
+    """Raise DataError where a row has no group (data.group_by): rows of unknown patients are not those of one patient."""
+    rows = np.flatnonzero(np.isin(part.groups, [*_MISSING, "None"])) if part.groups is not None else ()
+    if len(rows):
+        raise DataError(
+            f"{part.where(int(rows[0]))}: its group (data.group_by = {config.group_by!r}) is missing ({len(rows):,} of "
+            f"{format_count(len(part.x), 'row')}); fill them in, give each such row a group of its own, or drop it"
+        )
+
+
 def _name_kind(value: Any, is_one_of_several: bool) -> str:
     if isinstance(value, bool | np.bool_):  # an event beside its time is a number
         return "a number" if is_one_of_several else "a truth value"

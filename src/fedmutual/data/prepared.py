@@ -106,6 +106,8 @@ def _prepare_data_set(config: Config, made: TriedNetworks, common: bool = False)
             "needs a label; set data.mean and data.std to numbers"
         )
     outputs = tasks.make_task(config.training.task, outputs=classes).outputs or len(classes)
+    for part in source.parts:
+        labels.check_groups(part, config.data)
     table = _make_table(source, targets, classes if kind == "classes" else columns, kind)
     source = _choose_form(source, config, outputs, kind, made)
     examples = join_examples(source)

@@ -247,11 +247,7 @@ def read_metadata(
         first, last = (file.name_row(of[name]) for of in (first_rows, rows))
         raise DataError(f"{path}: {first} and {last} both name the file {name}; remove one")
     order = [rows[name] for name in names]
-    groups = None if group is None else _get_names(file.frame, group)[order]
-    if groups is not None and (groups == "").any():
-        first = names[int((groups == "").argmax())]
-        raise DataError(f"{path}: the column {group} is empty for {first}; fill in its cells")
-    return None if labels is None else labels[order], groups
+    return None if labels is None else labels[order], None if group is None else _get_names(file.frame, group)[order]
 
 
 def _read_part(
