@@ -97,6 +97,28 @@ def test_classes_of_very_different_size(tmp_path: Path) -> None:
     assert "classes are imbalanced: 'common' has 190 training examples and 'rare' has 10; read balanced accuracy" in output
 
 
+@pytest.mark.parametrize(
+    ("task", "y"),
+    [
+        ("survival", np.stack([np.arange(1, 61), np.arange(60) % 2], 1)),
+        ("multilabel", np.stack([np.arange(60) % 2, np.arange(60) % 3 == 0], 1).astype(int)),
+        ("segmentation", np.arange(60 * 16).reshape(60, 4, 4) % 2),
+        ("regression", np.arange(60.0)),
+    ],
+)
+@pytest.mark.parametrize("own", [False, True], ids=["one data set", "own data"])
+def test_rows_without_a_class_are_not_counted_by_class(tmp_path: Path, task: str, y: Any, own: bool) -> None:
+    x = np.random.default_rng(0).random((60, 4, 4) if task == "segmentation" else (60, 3)).astype("float32")
+    file = npz(tmp_path / "a.npz", x=x, y=y)
+    tables: dict[str, Any] = {"training": {"task": task, "batch_size": 2}}
+    tables |= {"data": {"name": "npz"}, "partition": {}, "clients": {"a": {"data": file}}} if own else {"data": file}
+    found = [*problems(**tables).splitlines(), *data.load(config(**tables)).notes]
+    assert not [sentence for sentence in found if "class" in sentence]
+    heading, _, first, *_ = drawn(100, **tables)
+    assert heading == ["client", "train", "valid"]
+    assert len(first) == 3
+
+
 def test_labels_that_look_alike(tmp_path: Path) -> None:
     """The rarer are to be called as the most frequent is. What the user lists as classes is meant."""
     x = np.random.default_rng(0).normal(size=(400, 2)).astype(np.float32)

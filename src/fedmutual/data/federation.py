@@ -189,12 +189,13 @@ def _divide_data_set(config: Config, prepared: Prepared) -> Federation:
             rng = make_numpy_generator(At(config.seed, -1, config.rounds).rng(i, "shuffled"))
             clients[i] = replace(clients[i], private=clients[i].private.shuffle_labels(client_config.training.shuffled, rng))
     of_split = () if config.partition.kind == "file" else note_split(config.split, table)
+    remarks = note_clients_and_classes(config, partition, space.targets == "classes")
     return Federation(
         clients=clients,
         spaces={i: _make_client_space(config, i, space) for i in clients},
         test=Rows(store, division.test),
         partition=partition,
-        notes=(*prepared.source.notes, *prepared.notes, *of_split, *note_clients_and_classes(config, partition)),
+        notes=(*prepared.source.notes, *prepared.notes, *of_split, *remarks),
         digests=dict.fromkeys(clients, prepared.content),
     )
 

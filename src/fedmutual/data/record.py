@@ -171,8 +171,11 @@ def fingerprint_partition(table: Table, data: str, test: Mapping[str, Any], clie
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def note_clients_and_classes(config: Config, partition: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return remarks on small clients and missing classes; `partition`: the content of partition.json."""
+def note_clients_and_classes(config: Config, partition: Mapping[str, Any], of_classes: bool) -> tuple[str, ...]:
+    """Return remarks on small clients and missing classes.
+
+    partition: the content of partition.json. of_classes: whether each row has one class.
+    """
     names: Sequence[str] = partition["classes"]
     counts_by_client = {i: count_training_examples(client) for i, client in partition["clients"].items()}
     batches = {i: config.get_client_config(i).training.batch_size or config.training.batch_size for i in counts_by_client}
@@ -186,12 +189,12 @@ def note_clients_and_classes(config: Config, partition: Mapping[str, Any]) -> tu
     if len(small) > len(listed):
         sentences.append(f"{len(small) - len(listed)} more clients have fewer examples than their batch_size, too")
     trained = [sum(class_counts) for class_counts in zip(*counts_by_client.values(), strict=True)]
-    missing = [name for name, count in zip(names, trained, strict=True) if not count]
+    missing = [name for name, count in zip(names, trained, strict=True) if of_classes and not count]
     if missing:
         noun, pronoun = ("class", "it") if len(missing) == 1 else ("classes", "them")
         sentences.append(f"{NOBODY} {noun} {list_names(missing)}, so no model learns to recognise {pronoun}")
     tested = zip(names, partition["test"]["counts"], trained, strict=True)
-    untested = [name for name, test_count, train_count in tested if train_count and not test_count]
+    untested = [name for name, test_count, train_count in tested if of_classes and train_count and not test_count]
     if untested:
         noun, pronoun = ("class", "it") if len(untested) == 1 else ("classes", "them")
         sentences.append(

@@ -1,6 +1,7 @@
 """The partition as a table for a terminal: clients by classes."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from itertools import compress
 from typing import Any
 
 from rich import box
@@ -17,14 +18,17 @@ _SHARES = {"private": "train", "public": "public", "validation": "valid", "holdo
 
 def draw(federation: Federation) -> "PartitionDrawing":
     """Return a table for rich to print: each client's training examples of each class, with a small bar."""
-    return PartitionDrawing(federation.partition)
+    of_classes = (space.classes for space in federation.spaces.values() if space.targets == "classes")
+    return PartitionDrawing(federation.partition, {name for classes in of_classes for name in classes})
 
 
 class PartitionDrawing:
     """The table in the form that fits: a column for each class, or all bars in one column."""
 
-    def __init__(self, partition: Mapping[str, Any]) -> None:
+    def __init__(self, partition: Mapping[str, Any], shown: Collection[str]) -> None:
+        """partition: the content of partition.json. shown: its classes that rows have one of."""
         self._partition = partition
+        self._shown = [name in shown for name in partition["classes"]]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         partition, table = self._partition, self._make_table()
@@ -51,18 +55,20 @@ class PartitionDrawing:
 
         A line has the name, the share sizes, and one cell for each class, or with `in_bars` one cell for all classes.
         """
-        names, clients, test = (self._partition[key] for key in ("classes", "clients", "test"))
+        clients, test = self._partition["clients"], self._partition["test"]
+        names, test_counts = (list(compress(of, self._shown)) for of in (self._partition["classes"], test["counts"]))
         shares = [s for s in _SHARES if any(s in c["counts"] for c in clients.values())]
         greatest = max(max(c["counts"]["private"]) for c in clients.values())
         yield ["client", *(_SHARES[s] for s in shares), *([f"{len(names)} classes, a bar each"] if in_bars else names)]
         for i, client in clients.items():
             counts = client["counts"]
-            bars = [make_bar(n, greatest) for n in counts["private"]]
-            cells = [f"{bar}{n or ''}" for bar, n in zip(bars, counts["private"], strict=True)]
+            trained = list(compress(counts["private"], self._shown))
+            bars = [make_bar(n, greatest) for n in trained]
+            cells = [f"{bar}{n or ''}" for bar, n in zip(bars, trained, strict=True)]
             yield [i, *(str(sum(counts.get(s, ()))) for s in shares), *(["".join(bars)] if in_bars else cells)]
-        bars = ["".join(make_bar(n, max(test["counts"])) for n in test["counts"])]
+        bars = ["".join(make_bar(n, max(test_counts)) for n in test_counts)]
         blanks = [""] * (len(shares) - 1)
-        yield ["test set", str(test["examples"]), *blanks, *(bars if in_bars else map(str, test["counts"]))]
+        yield ["test set", str(test["examples"]), *blanks, *(bars if in_bars else map(str, test_counts))]
 
 
 def make_bar(n: int, greatest: int) -> str:
