@@ -307,7 +307,9 @@ def test_mutual_learning_pays_in_the_demo_s_first_federation_and_not_in_its_seco
 
 
 def test_a_run_says_how_to_learn_what_it_gains(cli, small):
-    out, _ = cli.run("run", small, "--set", "rounds=1", "--out", "a")
+    folder = "a" * 100  # whose name is in the line twice, beyond the terminal's width
+    out, _ = cli.run("run", small, "--set", "rounds=1", "--out", folder)
+    assert f"`fedmutual report {folder} -o report.html` makes its page" in out
     assert f"`fedmutual compare {small} --methods fml,independent --set rounds=1` shows the gain over training alone" in out
     assert "gain/" not in out
     out, _ = cli.run("run", small, "--set", "rounds=1", "--set", "algorithm.name=independent", "--out", "b")

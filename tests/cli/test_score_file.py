@@ -11,6 +11,7 @@ from sklearn.datasets import load_digits
 from sklearn.metrics import balanced_accuracy_score
 
 import fedmutual
+from fedmutual.losses import Classification
 from own_data import folder
 
 pytestmark = pytest.mark.run
@@ -227,3 +228,11 @@ def test_groups_of_another_metric_have_intervals_by_the_bootstrap(small, cli):
     assert a["difference"] == pytest.approx(a["value"] - b["value"]) == -b["difference"]
     assert a["interval"][0] < a["value"] < a["interval"][1]
     assert a["difference_interval"] == pytest.approx([-end for end in reversed(b["difference_interval"])], abs=0.1)
+
+
+def test_a_score_that_is_not_finite_is_null_in_json(digits, cli, monkeypatch):
+    scores = {"examples": 40, "accuracy": float("nan"), "loss": float("inf")}
+    monkeypatch.setattr(Classification, "score", lambda *_: scores)
+    out, _ = cli.run("score", digits, "forty.npz", "--json")
+    record = json.loads(out, parse_constant=pytest.fail)  # NaN and Infinity are no JSON
+    assert [record[name] for name in ("accuracy", "loss", "accuracy_interval")] == [None] * 3

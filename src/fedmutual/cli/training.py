@@ -88,7 +88,8 @@ def run(
         sets = [word for text in set or () if text.partition("=")[0].strip() != "algorithm.name" for word in ("--set", text)]
         command = shlex.join(("fedmutual", "compare", str(file), "--methods", f"{method},{LOCAL_ONLY}", *sets))
         print_text(f"`{command}` shows the gain over training alone", soft_wrap=True)
-    print_text(f"{folder}: `{shlex.join(('fedmutual', 'report', str(folder), '-o', 'report.html'))}` makes its page")
+    command = shlex.join(("fedmutual", "report", str(folder), "-o", "report.html"))
+    print_text(f"{folder}: `{command}` makes its page", soft_wrap=True)
 
 
 def compare(

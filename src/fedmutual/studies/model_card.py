@@ -34,7 +34,8 @@ def write_model_card(
 ) -> str:
     """Return the text of a model card in Markdown.
 
-    inputs: of the programs, each with its "name", "dtype" and "shape". files: name of each exported file -> what the file is. left_out: sentences on files that could not be made.
+    inputs: of the programs, each with its "name", "dtype" and "shape". files: name of each exported file -> what the file
+    is. left_out: sentences on files that could not be made.
 
     Raises:
         RunError: a file of the run's folder is missing or damaged.

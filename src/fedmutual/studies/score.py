@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedmutual import data
+from fedmutual.boundary import release_metrics
 from fedmutual.calling import find_image_shape, map_inputs
 from fedmutual.config import make_client_config
 from fedmutual.core import Task, get_metric
@@ -85,7 +86,7 @@ def score(
         training_rows = _count_training_rows(answering, source)
     reliability = measure_reliability(answering, outputs, targets, file) if answering.states_probabilities else None
     outputs = answering.apply_temperature(outputs)
-    values = task.score(outputs, targets)
+    values = _score_rows(task, outputs, targets)
     by_group = None
     if groups is not None:
         if metric is None:
@@ -106,6 +107,11 @@ def score(
     return FileScore(
         file, answering.description, answering.names, values, metric, interval, training_rows, by_group, reliability
     )
+
+
+def _score_rows(task: Task, outputs: Tensor, targets: Tensor) -> Mapping[str, Any]:
+    """Return the scores of some rows as a run records them: a score that is not finite is None."""
+    return release_metrics(task.score(outputs, targets), task.tells, "the model", width=outputs.shape[1])
 
 
 def _score_own(answering: AnsweringModel, by: str | None) -> tuple[str, Tensor, Tensor, Names | None]:
@@ -138,7 +144,7 @@ def _find_interval(task: Task, metric: Metric, outputs: Tensor, targets: Tensor,
         return _resample(task, metric, outputs, parts, targets)
     shares = []
     for rows in parts:
-        values = task.score(outputs[rows], targets[rows])
+        values = _score_rows(task, outputs[rows], targets[rows])
         if values[metric.name] is None:
             return None
         shares.append((values[metric.name], values.get("examples", len(rows))))
@@ -152,7 +158,7 @@ def _score_groups(
     for name in sorted(set(groups.tolist())):
         is_member = torch.from_numpy(groups == name)
         parts = [rows for rows in (is_member.nonzero()[:, 0], (~is_member).nonzero()[:, 0]) if len(rows)]
-        scores = [task.score(outputs[rows], targets[rows]) for rows in parts]
+        scores = [_score_rows(task, outputs[rows], targets[rows]) for rows in parts]
         count, values = scores[0].get("examples", len(parts[0])), [s[metric.name] for s in scores]
         intervals = [_find_interval(task, metric, outputs, targets, parts[:1]), None]
         difference = None
