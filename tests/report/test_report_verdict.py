@@ -280,6 +280,10 @@ def test_a_diverged_run_says_of_which_round_its_numbers_are(tmp_path, cli):
     _, out, _ = cli("report", *folders, "-o", tmp_path / "page.html")
     assert "(diverged)" in out
     assert "unfinished" not in out
+    others = write_all(tmp_path / "others", [Made("fml", plus(0.1, 0.1, 0.1)), alone], [1, 2])
+    (others[0] / "log.txt").write_text(f"{log}\n")
+    (others[0] / "summary.json").unlink()
+    assert "(1 of 2 seeds diverged)" in cli("report", *others, "-o", tmp_path / "page.html")[1]  # which no mean counts
 
 
 def test_an_unfinished_run_alone_is_used_and_compared_at_its_round(tmp_path):

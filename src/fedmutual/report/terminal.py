@@ -158,9 +158,11 @@ def _make_legend(comparison: RunComparison, shown: Sequence[str], gaining: bool)
 
 def _name_line(comparison: RunComparison, line: Line) -> str:
     """Return the name of a line: the method, with its model where lines are of models, and its state if unfinished."""
-    unfinished = [r for r in line.counted or line.runs if not r.finished]
-    states = sorted({"unfinished" if r.diverged is None else "diverged" for r in unfinished})
-    return (line.method if comparison.domains else line.label) + (f" ({' and '.join(states)})" if states else "")
+    unfinished = [r for r in line.runs if not r.finished]
+    state = " and ".join(sorted({"unfinished" if r.diverged is None else "diverged" for r in unfinished}))
+    if len(unfinished) < len(line.runs):  # which are left out of the means
+        state = f"{len(unfinished)} of {len(line.runs)} seeds {state}"
+    return (line.method if comparison.domains else line.label) + (f" ({state})" if unfinished else "")
 
 
 def _format_cell(column: Column, line: Line) -> str:
