@@ -65,7 +65,7 @@ class Audit(BaseModel, frozen=True, extra="forbid"):
     run: str
     algorithm: str
     round: int
-    level: float  # with which all intervals of `memberships` hold together
+    level: float  # with which all intervals of the advantages hold together; not with those of the AUCs
     shadows: int
     privacy: Guarantee | None
     memberships: tuple[Membership, ...]
