@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedmutual.optimizers import reset_state
 from fedmutual.stepping import merge_optimizers
 
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01, fused=True)
@@ -64,3 +65,16 @@ def test_a_network_that_begins_stays_apart_from_one_that_goes_on():
     assert merge_optimizers(optimizers) == optimizers
     step(nets, optimizers, 1)
     assert len(merge_optimizers(optimizers)) == 1
+
+
+@pytest.mark.parametrize("kind", [*KINDS.values(), partial(SGD, dampening=0.5), partial(torch.optim.NAdam, lr=0.1)])
+def test_an_optimiser_that_is_reset_steps_as_a_new_one(kind):
+    """A resumed run has a new optimiser in each round's first step, and an undisturbed run one that was reset."""
+    used, new = nn.Linear(3, 2), nn.Linear(3, 2)
+    optimizer = kind(used.parameters())
+    step([used], [optimizer], 2)
+    reset_state(optimizer)
+    new.load_state_dict(used.state_dict())
+    step([used], [optimizer], 2)
+    step([new], [kind(new.parameters())], 2)
+    assert all(torch.equal(a, b) for a, b in zip(used.parameters(), new.parameters(), strict=True))

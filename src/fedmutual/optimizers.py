@@ -17,7 +17,7 @@ OPTIMIZERS = {k.lower(): v for k, v in vars(torch.optim).items() if isinstance(v
 """The optimisers of torch.optim, by their names in small letters."""
 
 COMMON = tuple(OPTIMIZERS[name] for name in COMMON_OPTIMIZERS)
-"""Optimisers that take a state of zeros as never stepped, and of which one call may step several networks."""
+"""Optimisers whose state stacks can have, and of which one call may step several networks."""
 
 
 def skip_dynamo(*functions: Callable[..., Any]) -> None:
@@ -63,7 +63,7 @@ def _list_parameters(kind: type[Optimizer]) -> frozenset[str]:
 
 def reset_state(optimizer: Optimizer) -> None:
     """Make an optimiser as never stepped."""
-    if type(optimizer) not in COMMON:  # its first state may be other numbers than zeros
+    if type(optimizer) not in COMMON or optimizer.defaults.get("dampening"):  # its first state may be other than zeros
         optimizer.state = make_optimizer_alike(optimizer, [p for g in optimizer.param_groups for p in g["params"]]).state
         return
     for state in optimizer.state.values():

@@ -111,11 +111,15 @@ def test_five_local_steps_are_one_exchange_and_g_loc_is_their_sum():
     assert all((v == 0).all() for k, v in clients[0].memory.items() if k.startswith("g_loc."))  # and begins anew
 
 
-def test_a_second_optimiser_never_sees_the_steps_of_the_first():
-    """Two with momentum, against two torch optimisers that are each stepped by hand."""
+@pytest.mark.parametrize(
+    ("kind", "settings_of_kind"),
+    [(torch.optim.SGD, {"momentum": 0.9}), (torch.optim.SGD, {"momentum": 0.9, "dampening": 0.5}), (torch.optim.NAdam, {})],
+)
+def test_a_second_optimiser_never_sees_the_steps_of_the_first(kind, settings_of_kind):
+    """Two with a state, against two torch optimisers that are each stepped by hand."""
 
     def sgd(params):
-        return torch.optim.SGD(params, lr=0.0, momentum=0.9)
+        return kind(params, lr=0.0, **settings_of_kind)
 
     with_one, with_two = nodes(2, optimizer=sgd), nodes(2, optimizer=sgd)
     settings = {"batch_size": 8, "public_batch": 4, "projection": "none"}

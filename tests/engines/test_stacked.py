@@ -172,10 +172,17 @@ def test_a_run_begun_in_one_process_goes_on_stacked_with_adam(small):
     assert difference(tensors(uninterrupted), tensors(part)) < 1e-4
 
 
-def test_clients_in_turns_have_the_bits_of_clients_one_after_the_other(small):
-    run = fedmutual.run(loaded(small, **{"engine.name": "stacked", "engine.turns": True}), "run").folder
-    plain = fedmutual.run(loaded(small, **{"engine.name": "inprocess"}), "plain").folder
-    assert "engine.turns = true are in no stack, and step one after the other" in (run / "log.txt").read_text()
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"engine.turns": True}, "engine.turns = true are in no stack"),
+        ({"optimizer.dampening": 0.5}, "optimizer.dampening have a first step of their own"),
+    ],
+)
+def test_clients_that_no_stack_holds_have_the_bits_of_clients_one_after_the_other(small, changes, why):
+    run = fedmutual.run(loaded(small, **{"engine.name": "stacked", **changes}), "run").folder
+    plain = fedmutual.run(loaded(small, **{"engine.name": "inprocess", **changes}), "plain").folder
+    assert f"{why}, and step one after the other" in (run / "log.txt").read_text()
     assert difference(tensors(run), tensors(plain)) == 0.0
 
 

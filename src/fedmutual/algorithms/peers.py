@@ -10,9 +10,11 @@ from torch import Tensor, nn
 from fedmutual.batches import draws
 from fedmutual.calling import Inputs, call_network
 from fedmutual.core import Algorithm, At, Batch, Client, Data, Message, Net, Phase, Spec, Unusable
+from fedmutual.optimizers import reset_state
 
 MEMBER = "rows of "  # begins the names of what all know of each member
 FORM = "form of "  # begins the names of what all know of a proxy's tensors: their types and shapes
+STATE = "state."  # begins the names of an optimiser's second state in a client's memory
 PEER = "/"  # between a sender's id, which has none, and the name of a tensor
 NO_POSTERIORS = "its posteriors are not finite numbers of at least 0 that sum to 1"
 _TOLERANCE = 1e-3  # of the sum of a posterior: float32, and classes by the thousand
@@ -163,12 +165,19 @@ def compute_logits(net: nn.Module, x: Inputs) -> Tensor:
 
 
 def swap_states(client: Client) -> None:
-    """Exchange the optimiser's state with the second state in the client's memory; the second state starts at zero."""
+    """Exchange the optimiser's state with the second state in the client's memory, which starts as never stepped."""
     if "personal" not in client.optimizers:  # it is frozen
         return
-    state = client.optimizers["personal"].state
-    for name, p in client.nets["personal"].named_parameters():
-        for key, value in state[p].items() if p in state else ():
-            stored = client.memory.get(f"state.{name}.{key}")
-            client.memory[f"state.{name}.{key}"] = value.clone()
-            value.copy_(stored) if stored is not None else value.zero_()
+    optimizer, params = client.optimizers["personal"], dict(client.nets["personal"].named_parameters())
+    active = {
+        f"{STATE}{name}.{key}": value.clone()
+        for name, p in params.items()
+        for key, value in optimizer.state.get(p, {}).items()
+    }
+    reset_state(optimizer)
+    for name, stored in client.memory.items():
+        if name.startswith(STATE):
+            of, _, key = name.removeprefix(STATE).rpartition(".")
+            like = params[of] if stored.shape == params[of].shape else stored  # a fused optimiser needs one layout
+            optimizer.state[params[of]].setdefault(key, torch.empty_like(like, dtype=stored.dtype)).copy_(stored)
+    client.memory = {k: v for k, v in client.memory.items() if not k.startswith(STATE)} | active
