@@ -235,3 +235,11 @@ def test_a_photo_of_a_mode_without_conversion_is_refused(tmp_path: Path) -> None
     Image.fromarray(make_pixels()).convert("LAB").save(tmp_path / "cat" / "2.tif")
     save(tmp_path / "dog" / "0.tif", make_pixels(), None)
     refused("2.tif has pixels of the mode LAB; save it as", data={"name": "folder", "root": str(tmp_path)})
+
+
+def test_a_deep_image_with_0_for_white_is_not_read_as_its_negative(tmp_path: Path) -> None:
+    """Pillow inverts such images of 8 bits, and not those of 16."""
+    Image.fromarray(np.array([[0, 4000]], np.uint16)).save(tmp_path / "a.tif", tiffinfo={262: 0})
+    with pytest.raises(BadRows, match=r"a\.tif has more than 8 bits and the value 0 for white; invert it"):
+        images.read_file(tmp_path / "a.tif", 4095)
+    assert images.read_mask(tmp_path / "a.tif", None).tolist() == [[0, 4000]]  # numbers of classes

@@ -273,3 +273,10 @@ def test_predict_and_score_read_files_as_training_does(tmp_path: Path, kind: str
     assert answer.kind == ("masks" if kind == "masks" else "classes")
     assert score.metric is not None
     assert score.training_rows
+
+
+def test_a_plane_is_not_said_to_be_turned(tmp_path: Path) -> None:
+    plane = nibabel.Nifti1Image(np.arange(6, dtype=np.float32).reshape(3, 2), np.diag([-1.0, 1, 1, 1]))
+    nibabel.save(plane, tmp_path / "a.nii")
+    assert medical.read_volume(tmp_path / "a.nii").tolist() == [[[0, 2, 4], [1, 3, 5]]]
+    assert medical.describe_volume(tmp_path / "a.nii")["conversions"] == ""

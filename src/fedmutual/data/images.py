@@ -32,7 +32,7 @@ EXTENSIONS = frozenset(
 _GRAY = frozenset({"1", "L", "LA"})
 _COLOUR = frozenset({"RGB", "RGBA", "RGBX", "P", "PA", "CMYK", "YCbCr", "HSV"})
 _DEEP_GRAY = ("I", "F", "I;16", "I;16B", "I;16L")
-_BITS_PER_SAMPLE, _NEW_SUBFILE_TYPE, _ORIENTATION = 258, 254, 274  # tags of TIFF and EXIF
+_BITS_PER_SAMPLE, _NEW_SUBFILE_TYPE, _ORIENTATION, _PHOTOMETRIC = 258, 254, 274, 262  # tags of TIFF and EXIF
 _COPY_OR_MASK = 1 | 4  # flags of NewSubfileType: a page is a smaller copy, or the transparency, of another page
 _ON_WHITE = "transparent parts on white"
 _ASPECTS = ("formats", "modes", "sizes", "conversions", "spacings")
@@ -219,6 +219,10 @@ def _read_deep(image: ImageFile, path: Path, most: float | None) -> Pixels:
         raise BadRows(
             f"{path} has more than 8 bits a channel, and values are never cut; set data.max to the greatest value that a "
             "file can hold, for example 4095 for 12 bits or 65535 for 16 bits"
+        )
+    if most < np.inf and isinstance(image, TiffImageFile) and image.tag_v2.get(_PHOTOMETRIC) == 0:  # not of a mask
+        raise BadRows(
+            f"{path} has more than 8 bits and the value 0 for white; invert it, and save it with the value 0 for black"
         )
     if image.mode in _DEEP_GRAY:
         x = np.asarray(image)[None]

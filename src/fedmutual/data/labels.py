@@ -300,7 +300,8 @@ def _refuse_missing(part: Part, missing: npt.NDArray[np.bool_]) -> None:
 
 def check_groups(part: Part, config: DataConfig) -> None:
     """Raise DataError where a row has no group (data.group_by): rows of unknown patients are not those of one patient."""
-    rows = np.flatnonzero(np.isin(part.groups, [*_MISSING, "None"])) if part.groups is not None else ()
+    groups = np.empty(0, dtype=str) if part.groups is None else part.groups
+    rows = np.flatnonzero(np.isin(groups, [*_MISSING, "None"]))
     if len(rows):
         raise DataError(
             f"{part.where(int(rows[0]))}: its group (data.group_by = {config.group_by!r}) is missing ({len(rows):,} of "

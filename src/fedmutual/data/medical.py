@@ -47,8 +47,8 @@ def read_volume(path: Path) -> npt.NDArray[Any]:
 
     DICOM: MONOCHROME1 is inverted, then rescale slope and intercept are applied; several frames are a volume.
     A folder: its DICOM slices are D, in the order of their positions along the normal of the slices, else of their numbers.
-    NIfTI: the axes are turned to those of RAS+, and are then D (to the head), H (to the front), W (to the right); slope and
-    intercept are applied, and a fourth axis holds the channels.
+    NIfTI: of a volume the axes are turned to those of RAS+, then D (to the head), H (to the front), W (to the right).
+    Slope and intercept are applied, and a fourth axis holds the channels.
 
     Raises:
         Exception: the package cannot read the file, or the array has no such axes.
@@ -177,7 +177,7 @@ def describe_volume(path: Path) -> dict[str, str]:
         axes = "".join(map(str, nibabel.aff2axcodes(image.affine)))
         turned = _load_nifti(path)
         sides, spacing = turned.shape[:3][::-1], turned.header.get_zooms()[:3][::-1]
-        about = "NIfTI", str(image.get_data_dtype()), [f"turned from {axes} to RAS"] * (axes != "RAS")
+        about = "NIfTI", str(image.get_data_dtype()), [f"turned from {axes} to RAS"] * (axes != "RAS" and len(sides) > 2)
     return {
         "formats": about[0],
         "modes": about[1],
