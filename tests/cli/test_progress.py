@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from fedmutual.events import Evaluated, Failed, Finished, Noted, Replied, Score, Started
+from fedmutual.events import Evaluated, Finished, Noted, Replied, Score, Started
 from fedmutual.rundir import logs
 from fedmutual.rundir.logs import AllRuns, format_holdout_scores, format_worst_nodes
 from fedmutual.studies.observers import LINES, ProgressDisplay
@@ -181,11 +181,3 @@ def test_runs_that_are_trained_at_once_count_together(clock):
     for observer in observers:
         observer(Evaluated(1, {}, scores()))
     assert out.getvalue().splitlines()[-1].endswith("  24 s left for all runs")
-
-
-def test_a_divergence_is_of_the_run_by_its_name(clock):
-    watch, _ = screen(terminal=False, runs=2)
-    observer, problem = watch.observe("fml, seed 0"), RuntimeError()
-    observer(Started(0, 2, NODES, ()))
-    observer(Failed(1, problem))
-    assert watch.failed == {problem: "fml, seed 0"}
