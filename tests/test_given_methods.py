@@ -137,9 +137,9 @@ def test_two_sites_of_one_name_are_refused():
 @pytest.mark.parametrize(
     ("kind", "training", "words"),
     [
-        ("Brief", {}, "1 of 'local_epochs', and the key 'training.local_epochs' has 5, which counts"),
+        ("Brief", {}, "1 of 'local_epochs', but this run takes 5, the default of 'training.local_epochs'"),
         ("Brief", {"local_epochs": 2}, ""),
-        ("Numeric", {}, "'Regression' of 'task', and the key 'training.task' has 'classification', which counts"),
+        ("Numeric", {}, "'Regression' of 'task', but this run takes 'classification', the default of 'training.task'"),
     ],
 )
 def test_a_file_says_that_a_key_counts_and_not_the_default_of_the_class(kind, training, words):

@@ -86,9 +86,9 @@ def setting(default: T, about: str, tune: tuple[T, ...] = (), only_if: tuple[Onl
 
 
 def from_training(default: T) -> T:
-    """Return a dataclass field that the key of the same name in [training] sets, also by the default of the key.
+    """Return a dataclass field with the value of the key of the same name in [training], or with the default of this key.
 
-    default: the value of an instance that a caller makes, and where the key has no value.
+    default: the value in an instance that a caller makes, and if the key has neither a value nor a default.
     """
     return field(default=default, metadata={"from": "training"})
 

@@ -17,7 +17,7 @@ OPTIMIZERS = {k.lower(): v for k, v in vars(torch.optim).items() if isinstance(v
 """The optimisers of torch.optim, by their names in small letters."""
 
 COMMON = tuple(OPTIMIZERS[name] for name in COMMON_OPTIMIZERS)
-"""Optimisers whose state stacks can have, and of which one call may step several networks."""
+"""Optimisers whose state a stack can hold, and of which one call may step several networks."""
 
 
 def skip_dynamo(*functions: Callable[..., Any]) -> None:

@@ -265,9 +265,9 @@ class _SharedState:
 
 
 def group_batches(batches: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Yield lists of `size` batches in a row; shorter before the end, and before batches of another number of tensors.
+    """Yield lists of `size` batches in a row; a list is shorter at the end, and before batches of another number of tensors.
 
-    Such batches are of another loss: FedRep's steps of the head have a tensor more than those of the features.
+    Such batches have another loss: in FedRep's steps of the head a batch has one tensor more than in those of the features.
     """
     for _, alike in groupby(batches, lambda batch: len(batch) if isinstance(batch, tuple) else 0):
         while group := list(islice(alike, size)):

@@ -228,7 +228,7 @@ def test_metadata_that_miss_something(tmp_path: Path) -> None:
     metadata.write_text("file_name,patient\ncat/00.png,p\ncat/01.png,\n")
     refused("no row names the file dog/00.png (2 of 4 files); add a row", data=about)
     metadata.write_text("file_name,patient\ncat/00.png,p\ncat/01.png,\ndog/00.png,q\ndog/01.png,q\n")
-    refused("cat/01.png: its group (data.group_by = 'patient') is missing (1 of 4 rows); fill them in", data=about)
+    refused("cat/01.png: its group (data.group_by = 'patient') is missing (1 of 4 rows); fill in the groups", data=about)
     metadata.write_text("file_name,patient\ncat/00.png,p\ncat/01.png,p\ndog/00.png,q\ndog/01.png,q\ncat\\00.png,r\n")
     refused(f"{metadata}: line 2 and line 6 both name the file cat/00.png; remove one", data=about)
 

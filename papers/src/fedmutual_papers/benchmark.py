@@ -147,8 +147,8 @@ def make_recommendations(comparisons: Sequence[Judgement], measured_cells: Seque
 def pool_gains(measured_cells: Sequence[MeasuredCell]) -> PageTable:
     """Return a table of each method's gain over local-only training: the mean over settings, by kind of skew and over all.
 
-    A setting's kind is the beginning of its name, such as "Label skew". The interval is over seeds. Under a gain stands the
-    number of its settings, if others lack the method.
+    A setting's kind is the beginning of its name, such as "Label skew". The interval is over the seeds that all settings
+    have. Under a gain stands the number of its settings and of its seeds, if it lacks some.
     """
     kinds = dict.fromkeys(_get_kind(m) for m in measured_cells)
     groups = {kind: [m for m in measured_cells if _get_kind(m) == kind] for kind in kinds}
@@ -160,8 +160,9 @@ def pool_gains(measured_cells: Sequence[MeasuredCell]) -> PageTable:
             gains = [by_seed for m in cells if (by_seed := _find_gains(m, arm))]
             seeds = sorted(set.intersection(*map(set, gains))) if gains else []
             gain = estimate([fmean(of[seed] for of in gains) for seed in seeds], "seeds") if seeds else None
-            settings = f"{len(gains)} of {len(cells)} settings" if len(gains) < len(cells) else ""
-            entries.append(TableCell(*prose.format_value(gain, "points", 1), settings) if gain else TableCell("n/a"))
+            counts = (len(gains), len(cells), "settings"), (len(seeds), max(len(m.seeds) for m in cells), "seeds")
+            note = ", ".join(f"{count} of {full} {noun}" for count, full, noun in counts if count < full)
+            entries.append(TableCell(*prose.format_value(gain, "points", 1), note) if gain else TableCell("n/a"))
             means[name] = gain.mean if gain else 0.0  # the last group has all settings
         if arm != LOCAL_ONLY:
             rows[name] = entries

@@ -79,7 +79,7 @@ class Learn(ProxyFL, Peering):
         """Return the server state together with all replies, to be forwarded.
 
         Raises:
-            Unusable: a mass is no share of the mass of all peers, which is K.
+            Unusable: a mass is negative, or more than K, the mass of all peers.
         """
         most = len(get_members(server))
         wrong = [i for i, reply in replies.items() if not 0 <= reply[MASS].item() <= most]

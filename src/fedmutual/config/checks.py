@@ -282,8 +282,8 @@ def _describe_other_defaults(config: Config) -> Iterator[str]:
             default = used if type(default) is Classification else type(default).__name__
         if used is not None and value == used != default:
             yield (
-                f"algorithm {config.algorithm['name']!r} has the default {default!r} of {name!r}, and the key "
-                f"'training.{name}' has {value!r}, which counts"
+                f"algorithm {config.algorithm['name']!r} has the default {default!r} of {name!r}, but this run takes "
+                f"{value!r}, the default of 'training.{name}'; set the key if you want another value"
             )
 
 

@@ -104,8 +104,8 @@ def check_test_classes(source: Source, classes: Sequence[str] | None) -> Source:
         for number, (one, other) in enumerate(zip(source.classes or (), classes or (), strict=False)):
             if one != other:
                 raise DataError(
-                    f"{source.place}: class {number} is {one!r} in the training data and {other!r} in the test data; number "
-                    "the classes of both alike"
+                    f"{source.place}: class {number} is {one!r} in the training data and {other!r} in the test data; give "
+                    "each class one number in both"
                 )
     return source
 

@@ -305,7 +305,7 @@ def check_groups(part: Part, config: DataConfig) -> None:
     if len(rows):
         raise DataError(
             f"{part.where(int(rows[0]))}: its group (data.group_by = {config.group_by!r}) is missing ({len(rows):,} of "
-            f"{format_count(len(part.x), 'row')}); fill them in, give each such row a group of its own, or drop it"
+            f"{format_count(len(part.x), 'row')}); fill in the groups, give each of these rows its own group, or drop them"
         )
 
 

@@ -47,7 +47,7 @@ def read_volume(path: Path) -> npt.NDArray[Any]:
 
     DICOM: MONOCHROME1 is inverted, then rescale slope and intercept are applied; several frames are a volume.
     A folder: its DICOM slices are D, in the order of their positions along the normal of the slices, else of their numbers.
-    NIfTI: of a volume the axes are turned to those of RAS+, then D (to the head), H (to the front), W (to the right).
+    NIfTI: the axes of a volume are turned to RAS+, and are then D (to the head), H (to the front), W (to the right).
     Slope and intercept are applied, and a fourth axis holds the channels.
 
     Raises:

@@ -26,7 +26,7 @@ class PartitionDrawing:
     """The table in the form that fits: a column for each class, or all bars in one column."""
 
     def __init__(self, partition: Mapping[str, Any], shown: Collection[str]) -> None:
-        """partition: the content of partition.json. shown: its classes that rows have one of."""
+        """partition: the content of partition.json. shown: the classes with a column, of which each row has one."""
         self._partition = partition
         self._shown = [name in shown for name in partition["classes"]]
 

@@ -343,7 +343,7 @@ def _parse_cells(file: TableFile, plans: Sequence[ColumnPlan], date_format: str 
 def parse_dates(text: "pd.Series[str]", date_format: str | None = None) -> "pd.Series[pd.Timestamp]":
     """Return the cells [n] as dates in UTC [n]; NaT where a cell is missing or is no date.
 
-    date_format: the format of the cells; those that do not have it are ISO 8601. None: all are.
+    date_format: the format of the cells; cells of another format are read as ISO 8601. None: all cells are.
     """
     dates = pd.to_datetime(text, errors="coerce", format="ISO8601", utc=True)
     if date_format is None:

@@ -438,7 +438,7 @@ def find_stack_obstacle(config: Config) -> str:
     if config.training.patience or any(client.training.patience for client in config.clients.values()):
         return "clients with training.patience stop alone"
     if (config.optimizer.model_extra or {}).get("dampening"):
-        return "clients with optimizer.dampening have a first step of their own"
+        return "with optimizer.dampening the first step of a client differs from its later steps"
     common = config.optimizer.name in COMMON_OPTIMIZERS
     return "" if common else f"clients with optimizer.name = {config.optimizer.name!r} cannot share a stack"
 

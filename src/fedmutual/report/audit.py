@@ -65,7 +65,7 @@ class Audit(BaseModel, frozen=True, extra="forbid"):
     run: str
     algorithm: str
     round: int
-    level: float  # with which all intervals of the advantages hold together; not with those of the AUCs
+    level: float  # at which all intervals of the advantages hold together; those of the AUCs are not counted
     shadows: int
     privacy: Guarantee | None
     memberships: tuple[Membership, ...]

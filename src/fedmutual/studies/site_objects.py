@@ -200,7 +200,7 @@ def _refuse_second_values(first: Mapping[str, Any], second: Mapping[str, Any], a
 
 
 def _describe_method(method: Any) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """Return the name of an algorithm, the keys that its instance sets, and those of which its class has another default."""
+    """Return the name of an algorithm, the keys that its instance sets, and those for which it has the class's default."""
     if isinstance(method, str):
         return method, {}, {}
     if not is_dataclass(method) or isinstance(method, type) or not hasattr(method, "algorithm"):
