@@ -191,6 +191,20 @@ def test_an_ambiguous_date_is_left_to_the_user(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("form", "day"), [("%Y-%d-%m", "2026-05-06"), ("%Y/%d/%m", "2026/05/06"), ("%Y%d%m", "20260506")])
 def test_a_date_that_has_the_given_form_is_read_by_it(form: str, day: str) -> None:
-    """The fifth of June, as pandas reads it by the form; other dates are ISO 8601."""
+    """The fifth of June, as pandas reads it by the form; no date of the column is read in ISO 8601 as one in May."""
+    dates = parse_dates(pd.Series([day, "2026-05-31"]), form)
+    assert dates.dt.strftime("%d.%m.%Y").fillna("").tolist() == ["05.06.2026", ""]
+
+
+@pytest.mark.parametrize(
+    ("form", "day"), [("%d.%m.%Y", "05.06.2026"), ("%m/%d/%Y", "06/05/2026"), ("%d%m%Y", "05062026"), ("%Y%m%d", "20260605")]
+)
+def test_beside_a_form_that_no_other_date_has_dates_are_iso_8601(form: str, day: str) -> None:
     dates = parse_dates(pd.Series([day, "2026-05-31"]), form)
     assert dates.dt.strftime("%d.%m.%Y").tolist() == ["05.06.2026", "31.05.2026"]
+
+
+def test_a_date_in_iso_8601_is_refused_where_the_form_would_read_others_otherwise(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("seen,label\n2026-05-06,x\n2026-05-31,y\n")
+    about = {"name": "csv", "root": str(tmp_path / "a.csv"), "columns": {"seen": "date"}, "date_format": "%Y-%d-%m"}
+    refused("'2026-05-31' in line 3, but dates must be written as data.date_format = '%Y-%d-%m'; fix the cell", data=about)

@@ -7,6 +7,7 @@ column that cannot be used.
 import os
 import re
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -331,10 +332,12 @@ def _parse_cells(file: TableFile, plans: Sequence[ColumnPlan], date_format: str 
         else:
             dates = parse_dates(text, date_format)
             column = ((dates - _EPOCH) / _DAY).to_numpy(np.float64, na_value=np.nan)
-            other = (
-                "or data.date_format must say how" if date_format is None else f"or as data.date_format = {date_format!r}"
+            forms = (
+                [] if date_format is not None and _conflicts_with_iso(date_format) else ["2026-05-31 or 2026-05-31T14:30"]
             )
-            form = f"but dates must be written as 2026-05-31 or 2026-05-31T14:30, {other}; fix the cell or leave it empty"
+            forms += [] if date_format is None else [f"data.date_format = {date_format!r}"]
+            other = ", or data.date_format must say how" if date_format is None else ""
+            form = f"but dates must be written as {', or as '.join(forms)}{other}; fix the cell or leave it empty"
             _refuse(file, name, text, dates.isna() & text.notna(), form)
         columns.append(column)
     return np.stack(columns, 1)
@@ -343,12 +346,21 @@ def _parse_cells(file: TableFile, plans: Sequence[ColumnPlan], date_format: str 
 def parse_dates(text: "pd.Series[str]", date_format: str | None = None) -> "pd.Series[pd.Timestamp]":
     """Return the cells [n] as dates in UTC [n]; NaT where a cell is missing or is no date.
 
-    date_format: the format of the cells; cells of another format are read as ISO 8601. None: all cells are.
+    date_format: the format of the cells; None: ISO 8601. Cells that do not have a format are read as ISO 8601, unless it
+    is a format such as "%Y-%d-%m", by which a date in ISO 8601 is another day.
     """
     dates = pd.to_datetime(text, errors="coerce", format="ISO8601", utc=True)
     if date_format is None:
         return dates
-    return pd.to_datetime(text, errors="coerce", format=date_format, utc=True).fillna(dates)
+    of_format = pd.to_datetime(text, errors="coerce", format=date_format, utc=True)
+    return of_format if _conflicts_with_iso(date_format) else of_format.fillna(dates)
+
+
+def _conflicts_with_iso(date_format: str) -> bool:
+    """Return whether a date of this format can be read as another one in ISO 8601."""
+    text = pd.Series([datetime(2026, 5, 6, 3, 4, tzinfo=UTC).strftime(date_format)])
+    of_format, iso = (pd.to_datetime(text, errors="coerce", format=f, utc=True) for f in (date_format, "ISO8601"))
+    return bool(iso.notna().all()) and not iso.equals(of_format)
 
 
 def _get_names(frame: pd.DataFrame, column: str) -> Names:
