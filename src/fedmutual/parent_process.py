@@ -1,6 +1,6 @@
 """End this process when its parent process has ended, for whatever reason: SIGKILL, a crash, a closed terminal.
 
-Each process that fedmutual starts calls `end_with_parent` before any other work. Ray ends the processes of a local cluster.
+Each process that fedmutual starts calls `end_with_parent` before any other work, and so does each actor of Ray.
 Linux could send a signal instead (PR_SET_PDEATHSIG), but sends the signal as soon as the thread that started the process
 ends, and NVIDIA FLARE starts jobs in threads of its own.
 

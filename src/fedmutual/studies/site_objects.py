@@ -196,7 +196,9 @@ def _refuse_second_values(first: Mapping[str, Any], second: Mapping[str, Any], a
         if isinstance(a, Mapping) and isinstance(b, Mapping):
             _refuse_second_values(a, b, f"{above}{key}.")
         elif a != b:
-            raise ConfigError(f"key '{above}{key}' has two values, {a!r} and {b!r}; give one of them")
+            is_method = f"{above}{key}" == "algorithm.name"  # it has a value also where the caller gives none
+            fix = "give the method as an argument, and remove the key" if is_method else "give one of them"
+            raise ConfigError(f"key '{above}{key}' has two values, {a!r} and {b!r}; {fix}")
 
 
 def _describe_method(method: Any) -> tuple[str, dict[str, Any], dict[str, Any]]:
