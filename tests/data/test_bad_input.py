@@ -417,7 +417,7 @@ def test_a_class_number_of_two_names_is_refused(kind: str, tmp_path: Path, modul
         def make(): return Rows(["ill", "well"]), Rows(["well", "ill"])
         """
         about = {"name": f"{module(source)}:make"}
-    refused("class 0 is 'ill' in the training data and 'well' in the test data; number the classes of both", data=about)
+    refused("class 0 is 'ill' in the training data and 'well' in the test data; give each class one number", data=about)
 
 
 @pytest.mark.parametrize("kind", ["csv", "npz", "factory"])
