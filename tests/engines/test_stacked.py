@@ -176,7 +176,7 @@ def test_a_run_begun_in_one_process_goes_on_stacked_with_adam(small):
     ("changes", "why"),
     [
         ({"engine.turns": True}, "engine.turns = true are in no stack"),
-        ({"optimizer.dampening": 0.5}, "with optimizer.dampening the first step of a client differs"),
+        ({"optimizer.dampening": 0.5}, "with optimizer.dampening the first step of a client differs from its later steps"),
     ],
 )
 def test_clients_that_no_stack_holds_have_the_bits_of_clients_one_after_the_other(small, changes, why):
