@@ -346,8 +346,8 @@ def test_no_step_of_fedrep_is_of_head_and_features(accumulate, marks):
 
 @pytest.mark.parametrize("method", [FedALA(rows_share=1, **ONE), FedAvgFT(tune_epochs=0, **ONE)])
 def test_a_personal_model_has_the_trained_layers_that_stay_at_the_client(method):
-    own = {i: [BODY, HEAD] for i in X}
-    ours = clients(method.algorithm(), shared=[BODY, HEAD], personal_weights=own, home=("1.weight",))
+    first_weights = {i: [BODY, HEAD] for i in X}
+    ours = clients(method.algorithm(), shared=[BODY, HEAD], personal_weights=first_weights, home=("1.weight",))
     federation(method.algorithm(), ours, rounds=2, start={"0.weight": torch.tensor(BODY)})
     for one in ours:
         personal, copy = (weight(one.nets[net][1]) for net in ("personal", "meme"))

@@ -112,8 +112,8 @@ def test_rows_without_a_class_are_not_counted_by_class(tmp_path: Path, task: str
     file = npz(tmp_path / "a.npz", x=x, y=y)
     tables: dict[str, Any] = {"training": {"task": task, "batch_size": 2}}
     tables |= {"data": {"name": "npz"}, "partition": {}, "clients": {"a": {"data": file}}} if own else {"data": file}
-    found = [*problems(**tables).splitlines(), *data.load(config(**tables)).notes]
-    assert not [sentence for sentence in found if "class" in sentence]
+    sentences = [*problems(**tables).splitlines(), *data.load(config(**tables)).notes]
+    assert not [sentence for sentence in sentences if "class" in sentence]
     heading, _, first, *_ = drawn(100, **tables)
     assert heading == ["client", "train", "valid"]
     assert len(first) == 3

@@ -123,7 +123,8 @@ class DataConfig(Section):
     replace: dict[str, dict[str, str]] = key({}, only_if=(_OF_TABLES,))
     """a table of cell = replacement for each column of features; the replacement "" is an empty cell"""
     date_format: keys.DateFormat | None = key(only_if=(_OF_TABLES,))
-    """the form of dates, for example "%d.%m.%Y"; others are written as 2026-05-31, but refused beside "%Y-%d-%m" """
+    """the form of dates, for example "%d.%m.%Y"; dates such as 2026-05-31 are read too, unless the form could read them as
+    another day, as "%Y-%d-%m" does"""
     group_by: str | None = key(only_if=(_GROUPED,))
     """the column of groups (patient, account); no group appears in both training and evaluation"""
     angles: keys.Angles | None = key()

@@ -244,7 +244,8 @@ def read_metadata(
     if missing := [name for name in names if name not in rows]:
         raise DataError(f"{path}: no row names the file {missing[0]} ({len(missing)} of {len(names)} files); add a row")
     repeated = {name for name, row in rows.items() if row != first_rows[name]} & {*names}
-    for name in sorted(repeated):
+    if repeated:
+        name = min(repeated)
         first, last = (file.name_row(of[name]) for of in (first_rows, rows))
         raise DataError(f"{path}: {first} and {last} both name the file {name}; remove one")
     order = [rows[name] for name in names]

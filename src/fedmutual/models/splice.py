@@ -172,8 +172,8 @@ def _locate_part(net: nn.Module, path: str, examples: Inputs, name: str) -> tupl
     if len(calls) == 1:
         inputs, named, part_output, version = calls[0]
         # values by name that are no tensors are settings, such as a mask of None
-        given = (*inputs, *(v for v in named.values() if isinstance(v, Tensor)))
-        if len(inputs) == len(given) == 1 and isinstance(inputs[0], Tensor) and isinstance(part_output, Tensor):
+        arguments = (*inputs, *(v for v in named.values() if isinstance(v, Tensor)))
+        if len(inputs) == len(arguments) == 1 and isinstance(inputs[0], Tensor) and isinstance(part_output, Tensor):
             if inputs[0] is x:
                 return tuple(part_output.shape[1:]), True
             if part_output is output and part_output._version == version:  # later layers may change it in place
