@@ -222,13 +222,27 @@ def test_compare_trains_every_method_and_seed_on_the_same_objects(tables, nets, 
 
 @pytest.mark.parametrize(
     ("change", "argument"),
-    [({"seeds": 0}, "seeds = 0"), ({"methods": {}}, "'methods'"), ({"methods": ["fml", "fml"]}, "'methods'")],
+    [
+        ({"seeds": 0}, "seeds = 0"),
+        ({"methods": {}}, "'methods'"),
+        ({"methods": ["fml", "fml"]}, "'methods'"),
+        ({"methods": "fedavg"}, r"argument 'methods' is the text 'fedavg'; give a list: methods=\['fedavg'\]"),
+    ],
 )
 def test_a_comparison_without_runs_is_refused(tables, tmp_path, change, argument):
     arguments = {"methods": ["fedavg"], "shared": "mlp", "out": tmp_path / "c", **QUICK, **change}
     with pytest.raises(ConfigError, match=argument):
         fedmutual.compare(sites(tables), **arguments)
     assert not (tmp_path / "c").exists()
+
+
+def test_no_title_of_a_method_leads_out_of_the_folder(tables, tmp_path):
+    titles = ["../x", "a/b", "", "..", str(tmp_path / "y"), "FML: 0.5"]
+    compared = fedmutual.compare(sites(tables), dict.fromkeys(titles, "fedavg"), "mlp", seeds=1, out=tmp_path / "c", **QUICK)
+    assert [*tmp_path.iterdir()] == [tmp_path / "c"]
+    assert {run.folder.parent.parent for run in compared.runs.values()} == {tmp_path / "c"}
+    assert len([*(tmp_path / "c").iterdir()]) == 6
+    assert "FML: 0.5" in {run.folder.parent.name for run in compared.runs.values()}
 
 
 def test_a_temporary_folder_is_gone_with_its_run(tables):

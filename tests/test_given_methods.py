@@ -1,17 +1,22 @@
 """Methods given to `federate` and `compare` as objects: which method is trained, and that no value is lost in silence."""
 
+import re
 from dataclasses import dataclass, make_dataclass
 
+import pandas as pd
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import fedmutual
 from fedmutual import ConfigError, Site, UserError
-from fedmutual.algorithms import ALGORITHMS, FML, FedAvg, Independent
+from fedmutual.aggregation import Aggregation
+from fedmutual.algorithms import ALGORITHMS, FML, FedAvg, Independent, ProxyFL
 from fedmutual.config import parse_config
 from fedmutual.config.checks import describe_unused_keys
 from fedmutual.core import Task, from_training
+from fedmutual.errors import RemarkWarning
 from fedmutual.in_memory import hold_objects
 from fedmutual.losses import Classification, Regression
 from fedmutual.studies.site_objects import make_config
@@ -88,7 +93,9 @@ def test_the_value_of_an_instance_is_trained():
         ("fml", {}, {"algorithm.name": "fedavg"}, "'algorithm.name' has two values, 'fml' and 'fedavg'; give the method as"),
         ("fml", {}, {"model.shared": "cnn1"}, "'model.shared' has two values, 'mlp' and 'cnn1'"),
         ("fml", {}, {"clients.a.data.name": "mnist"}, "'clients.a.data.name' has two values, 'digits' and 'mnist'"),
-        ("fml", {}, {"engine.name": "processes"}, "argument 'engine': 'processes' cannot hold objects of this process"),
+        ("fml", {}, {"engine.name": "processes"}, "key 'engine.name': 'processes' cannot hold objects of this process"),
+        ("fml", {"engine": "ray"}, {}, "argument 'engine': 'ray' cannot hold objects of this process"),
+        (ProxyFL(aggregate=Aggregation("median")), {}, {}, "argument 'method': ProxyFL(aggregate=...) has no effect"),
         (FedAvg(task=Regression()), {}, {}, "FedAvg has a task; give the task as the argument 'task'"),
         (Numeric(), {}, {}, "Numeric has a task; give the task as the argument 'task'"),
     ],
@@ -97,6 +104,32 @@ def test_a_value_that_would_be_lost_is_refused(method, arguments, settings, word
     with pytest.raises(ConfigError) as problem:
         describe(method, arguments, settings)
     assert words in str(problem.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"model.personal": "mlp"}, "key 'model.personal' of its settings is what its argument 'model' sets; remove the key"),
+        ({"model": {"personal": "mlp"}}, "key 'model.personal' of its settings is what its argument 'model' sets"),
+        ({"data.name": "digits"}, "key 'data.name' of its settings is what its argument 'train' sets"),
+        ({"data.label": "z"}, "key 'data.label' of its settings is what its argument 'label' sets"),
+    ],
+)
+def test_a_setting_of_a_site_beside_its_object_is_refused(settings, words):
+    frame = pd.DataFrame({"x": [0.0, 1.0] * 20, "y": [0, 1] * 20, "z": [1, 0] * 20})
+    site = Site(train=frame, label="y", model=nn.Linear(1, 2), settings=settings)
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        fedmutual.federate({"a": site}, "fml", "mlp", **QUICK)
+
+
+def test_a_batch_size_that_a_loader_overrides_is_told():
+    rows = TensorDataset(torch.randn(40, 3), torch.arange(40) % 2)
+    told = "site 'a': its DataLoader has batches of 1, and 'training.batch_size' is 8 for the others"
+    sites = {"a": Site(train=DataLoader(rows)), "b": Site(train=DataLoader(rows, batch_size=8)), "c": Site(train=rows)}
+    with pytest.warns(RemarkWarning, match=told) as remarks:
+        run = fedmutual.federate(sites, "fedavg", "mlp", **QUICK)
+    assert sum("DataLoader" in str(remark.message) for remark in remarks) == 1
+    assert [run.config.clients[i].training.batch_size for i in "abc"] == [1, 8, None]
 
 
 def test_equal_values_and_the_defaults_of_a_class_are_no_conflict():

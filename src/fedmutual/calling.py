@@ -114,6 +114,15 @@ def list_tensors(x: Inputs) -> list[Tensor]:
     return [x] if isinstance(x, Tensor) else [*x.values()]
 
 
+def has_gradient(value: Tensor) -> bool:
+    """Return whether a tensor is computed from parameters that are trained; within `vmap` too, where it does not say so."""
+    if torch.compiler.is_compiling():  # the first steps were checked without a compiler
+        return True
+    while not value.requires_grad and torch._C._functorch.is_functorch_wrapped_tensor(value):
+        value = torch._C._functorch.get_unwrapped(value)
+    return value.requires_grad
+
+
 def _arrange(net: nn.Module, x: Mapping[str, Tensor]) -> tuple[tuple[Any, ...], dict[str, Tensor]]:
     """Return the positional and the keyword arguments of `forward` for several inputs."""
     signature, without_mask = inspect.signature(net.forward), {name: one for name, one in x.items() if name not in MASKS}

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 RUN_NOTE = "run: "  # begins the note of an error that names the run that failed, of several
+_INNER = ("fedmutual", "torch", "contextlib")  # modules of frames between a remark and the user's line
 _LISTED_ROWS = 3  # unusable examples in a message
 
 
@@ -67,12 +68,12 @@ class RemarkWarning(UserWarning):
 
 
 def warn_user(remark: str) -> None:
-    """Issue a `RemarkWarning` at the line outside fedmutual, and outside decorators of torch, that made the call.
+    """Issue a `RemarkWarning` at the line outside fedmutual, and outside decorators of torch and Python, that made the call.
 
     The registry of shown warnings is new: otherwise Python would not show an equal remark of the next run.
     """
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("fedmutual", "torch"):
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INNER:
         frame = frame.f_back
     warnings.warn_explicit(
         remark, RemarkWarning, frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__"), registry={}

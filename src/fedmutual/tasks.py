@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from fedmutual.calling import has_gradient
 from fedmutual.core import Task, format_tensor, get_target_kind
 from fedmutual.errors import AlgorithmError, ConfigError, format_error, format_line, suggest_name
 from fedmutual.losses import BuiltIn, Classification, Cox, MultiLabel, Ordinal, Regression, Segmentation, Survival
@@ -141,7 +142,7 @@ class UserTask:
         for loss in losses:
             if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point():
                 self._refuse(method, loss, "a loss as a tensor [] of floating point, a mean over the batch")
-        if any(output.requires_grad for output in outputs) and not any(loss.requires_grad for loss in losses):
+        if any(map(has_gradient, outputs)) and not any(map(has_gradient, losses)):
             self._refuse(method, losses[0], "a loss that is computed from the outputs", " without a gradient")
 
     def _refuse(self, method: str, value: object, wanted: str, about: str = "") -> NoReturn:

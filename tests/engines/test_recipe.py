@@ -121,13 +121,20 @@ def test_the_words_of_the_file_in_python(tmp_path):
 
 
 def test_a_dataloader_gives_its_batch_size(tmp_path):
-    _, steps = run(tmp_path / "a", north=DataLoader(DATA, batch_size=20), rounds=1)
+    with pytest.warns(fedmutual.errors.RemarkWarning, match="site 'north': its DataLoader has batches of 20"):
+        _, steps = run(tmp_path / "a", north=DataLoader(DATA, batch_size=20), rounds=1)
     assert steps == [8, 4], "160 rows each"
 
 
 def test_a_loss_that_fails_is_named(tmp_path):
     with pytest.raises(fedmutual.UserError, match=r"key 'training.loss': .* returned a tensor"):
         run(tmp_path / "a", loss=lambda output, target: output)
+
+
+@pytest.mark.parametrize("engine", ["inprocess", "stacked"])
+def test_a_loss_without_a_gradient_is_refused_before_nothing_is_learned(tmp_path, engine):
+    with pytest.raises(fedmutual.UserError, match=r"key 'training.loss': .* returned a tensor without a gradient"):
+        run(tmp_path / "a", engine=engine, loss=lambda output, target: (output.argmax(1) != target).float().mean())
 
 
 @pytest.mark.parametrize(("name", "why"), [("math:pi", "is not a callable"), ("builtins:dict", "no signature")])

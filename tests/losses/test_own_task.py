@@ -79,6 +79,13 @@ def test_a_result_that_cannot_be_used(make, line, methods, words):
             getattr(task, method)(*arguments)
 
 
+def test_a_loss_without_a_gradient_is_found_in_a_stack_of_clients(make):
+    task, outputs = make("fit = lambda s, o, t: F.cross_entropy(o, t).detach()"), torch.stack([OUTPUT, OUTPUT])
+    with pytest.raises(AlgorithmError, match="without a gradient"):
+        torch.vmap(task.fit)(outputs, torch.stack([TARGET, TARGET]))
+    assert torch.vmap(make().fit)(outputs, torch.stack([TARGET, TARGET])).shape == (2,)
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [

@@ -12,6 +12,7 @@ import pandas as pd
 from rich.console import Console
 from torch import nn
 
+from fedmutual.config.grid import make_folder_name
 from fedmutual.core import Setting as Rate
 from fedmutual.errors import TRACE_IN_LOG, ConfigError
 from fedmutual.events import Observer
@@ -109,9 +110,11 @@ def federate(
     Raises:
         UserError: an argument cannot be used; one sentence names the argument or its key, and the fix.
         Diverged: a client's loss or weights are not finite.
+        Refused: a reply of a client holds something that must not leave the client.
     """
     config_arguments = {k: v for k, v in locals().items() if k in KEYS}
-    held = hold_sites(sites, shared, method, settings=settings, loss=loss, optimizer=optimizer, task=task)
+    functions = {"loss": loss, "optimizer": optimizer, "task": task}
+    held = hold_sites(sites, shared, method, settings=settings, batch_size=batch_size, **functions)
     with held as (objects, tables), _open_folder(out) as (folder, keep):
         if in_place:
             _check_distinct_networks(sites, shared)
@@ -158,14 +161,15 @@ def compare(
     every run.
 
     Raises:
-        UserError, Diverged: as `federate`.
+        UserError, Diverged, Refused: as `federate`.
     """
     config_arguments = {k: v for k, v in locals().items() if k in KEYS}
     titled = _name_methods(methods)
-    held = hold_sites(sites, shared, *titled.values(), settings=settings, loss=loss, optimizer=optimizer, task=task)
+    functions = {"loss": loss, "optimizer": optimizer, "task": task}
+    held = hold_sites(sites, shared, *titled.values(), settings=settings, batch_size=batch_size, **functions)
     with _open_folder(out) as (folder, keep), held as (objects, tables):
         configs = {t: make_config(tables, method, shared, config_arguments, settings) for t, method in titled.items()}
-        variants = [Setting(title, config, title) for title, config in configs.items()]
+        variants = [Setting(title, config, _name_folder(title)) for title, config in configs.items()]
         runs = Study(variants, list_seeds(variants[0].config, seeds), folder).runs
         with _watch(progress) as watch:
             train_runs(runs, resume, watch, observers=_list_observers(observers))
@@ -206,8 +210,10 @@ def _list_observers(observers: Any) -> Sequence[Observer]:
 
 def _name_methods(methods: Sequence[Any] | Mapping[str, Any]) -> dict[str, Any]:
     """Return the methods by title: by the given titles, or by the names of the algorithms."""
+    if isinstance(methods, str):
+        raise ConfigError(f"argument 'methods' is the text {methods!r}; give a list: methods=[{methods!r}]")
     if isinstance(methods, Mapping) and methods:
-        return dict(methods)
+        return {str(title): method for title, method in methods.items()}
     names = [method if isinstance(method, str) else type(method).__name__.lower() for method in methods]
     if not names or len({*names}) < len(names):
         raise ConfigError(
@@ -215,6 +221,11 @@ def _name_methods(methods: Sequence[Any] | Mapping[str, Any]) -> dict[str, Any]:
             "methods={'a': FML(alpha=0.3), 'b': FML(alpha=0.7)}"
         )
     return dict(zip(names, methods, strict=True))
+
+
+def _name_folder(title: str) -> str:
+    """Return the name of a folder for a method's title: the title, if a folder can have this name."""
+    return title if title.strip(". ") and not {*title} & {*"/\\\0"} else make_folder_name(title)
 
 
 def _check_distinct_networks(sites: Mapping[str, Site], shared: Model | None) -> None:

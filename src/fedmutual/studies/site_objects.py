@@ -14,7 +14,7 @@ from fedmutual.algorithms import ALGORITHMS
 from fedmutual.config import Config, make_algorithm, merge_overrides, parse_config
 from fedmutual.core import Schedule
 from fedmutual.data.objects import make_memory_source, name_columns
-from fedmutual.errors import ConfigError, UserError, format_error
+from fedmutual.errors import ConfigError, UserError, format_error, warn_user
 from fedmutual.in_memory import PREFIX, hold_objects
 from fedmutual.losses import Classification
 from fedmutual.models.copying import copy_networks
@@ -69,6 +69,7 @@ def hold_sites(
     shared: Model | None,
     *methods: Any,
     settings: Mapping[str, Any] | None = None,
+    batch_size: int | None = None,
     **functions: Any,
 ) -> Iterator[tuple[dict[str, Any], dict[str, dict[str, Any]]]]:
     """Keep the caller's objects during the block; yield the objects by name, and the table of each client.
@@ -77,7 +78,8 @@ def hold_sites(
     functions or objects, such as a loss.
 
     Raises:
-        ConfigError: `sites` is no dictionary of `Site` by name, or is empty; or a model is not in a form of `Site.model`.
+        ConfigError: `sites` is no dictionary of `Site` by name, or is empty; a model is not in a form of `Site.model`; or a
+            site has a setting beside the object that it is about.
         DataError: the data of a site cannot be used.
     """
     if not isinstance(sites, Mapping) or not sites or not all(isinstance(site, Site) for site in sites.values()):
@@ -92,22 +94,34 @@ def hold_sites(
     tables: dict[str, dict[str, Any]] = {}
     of_data = {key: value for key, value in (settings or {}).items() if key.startswith("data.")}
     common = merge_overrides({}, of_data).get("data", {})
+    batch_size = batch_size or (settings or {}).get("training.batch_size")
     for site_name, site in sites.items():
-        table = dict(merge_overrides({}, site.settings or {}))
-        if isinstance(site.train, DataLoader) and site.train.batch_size is not None:
-            table.setdefault("training", {}).setdefault("batch_size", site.train.batch_size)
-        data, place = {**common, **table.get("data", {})}, f"site {site_name!r}"
+        table, place = merge_overrides({}, site.settings or {}), f"site {site_name!r}"
+        label = name_columns(site.label)
+        model = None if site.model is None else _name_model(site.model, f"model.{site_name}")
+        given = {"data.name": ("train", f"{PREFIX}data.{site_name}"), "data.label": ("label", label)}
+        given = {k: v for k, v in (given | {"model.personal": ("model", model)}).items() if v[1] is not None}
+        merged = merge_overrides(table, {key: value for key, (_, value) in given.items()})
+        for key, (argument, value) in given.items():
+            head, name = key.split(".")
+            if table.get(head, {}).get(name, value) != value:
+                raise ConfigError(
+                    f"{place}: key {key!r} of its settings is what its argument {argument!r} sets; remove the key"
+                )
+        if isinstance(site.train, DataLoader) and (size := site.train.batch_size) is not None:
+            training = merged.setdefault("training", {})
+            if "batch_size" not in training and batch_size not in (None, size):
+                others = f"'training.batch_size' is {batch_size} for the others"
+                warn_user(f"{place}: its DataLoader has batches of {size}, and {others}")
+            training.setdefault("batch_size", size)
+        data = {**common, **table.get("data", {})}
         reading = {key: value for key, value in data.items() if key in _READING}
         data_config = parse_config({"data": {"name": f"{PREFIX}data", **reading}}, place).data
-        if (label := name_columns(site.label)) is not None:
-            table.setdefault("data", {})["label"] = label
         source = make_memory_source(site.train, site.test, label, place, data_config)
         objects[f"data.{site_name}"] = lambda source=source: source
-        table.setdefault("data", {})["name"] = f"{PREFIX}data.{site_name}"
         if site.model is not None:
             objects[f"model.{site_name}"] = _make_factory(site.model, f"model of {place}")
-            table.setdefault("model", {})["personal"] = _name_model(site.model, f"model.{site_name}")
-        if tables.setdefault(str(site_name), table) is not table:
+        if tables.setdefault(str(site_name), merged) is not merged:
             raise ConfigError(f"argument 'sites': two sites have the name {str(site_name)!r}; rename one")
     if shared is not None:
         objects["shared"] = _make_factory(shared, "argument 'shared'")
@@ -179,7 +193,8 @@ def make_config(
     _refuse_second_values(merge_overrides(clients, given | overrides), merge_overrides({}, settings or {}))
     config = parse_config(clients, "federate", defaults | given | overrides | dict(settings or {}))
     if (engine := config.engine.name) not in ENGINES:
-        raise ConfigError(f"argument 'engine': {engine!r} cannot hold objects of this process; use {', '.join(ENGINES)}")
+        place = "argument 'engine'" if "engine" in values else "key 'engine.name'"
+        raise ConfigError(f"{place}: {engine!r} cannot hold objects of this process; use {', '.join(ENGINES)}")
     if engine == "auto":
         is_on_gpu = config.engine.device.startswith(("auto", "cuda")) and torch.cuda.is_available()
         engine = "stacked" if is_on_gpu and config.privacy.nets == "none" else "inprocess"  # stacks clip no single example
@@ -224,4 +239,6 @@ def _describe_method(method: Any) -> tuple[str, dict[str, Any], dict[str, Any]]:
             (defaults if value == f.default else set_keys)[f"training.{f.name}"] = value
         elif value != f.default and origin is None:
             set_keys[f"algorithm.{f.name}"] = value
+        elif value != f.default:
+            raise ConfigError(f"argument 'method': {kind.__name__}({f.name}=...) has no effect; leave it out")
     return known.get(kind, f"{PREFIX}method.{kind.__name__}"), set_keys, {k: v for k, v in defaults.items() if v is not None}
