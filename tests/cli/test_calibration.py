@@ -10,6 +10,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.calibration import CalibratedClassifierCV, calibration_curve
 from sklearn.datasets import load_digits
 from sklearn.frozen import FrozenEstimator
+from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss, recall_score, roc_curve
 
 import fedmutual
@@ -76,6 +77,23 @@ def test_the_temperature_is_that_of_scikit_learn():
     assert before == pytest.approx(log_loss(t, z[known].softmax(1)), abs=1e-9)
     assert after == pytest.approx(log_loss(t, reference.predict_proba(x)), abs=1e-9)
     assert 1 / temperature == pytest.approx(reference.calibrated_classifiers_[0].calibrators[0].beta_, abs=1e-6)
+
+
+def test_the_temperature_is_the_inverse_of_a_logistic_regression():
+    """Of labels, and of two classes, it is the one coefficient of the outputs, here found by Newton's method."""
+    labels, of_labels = draw("labels")
+    known = of_labels.isfinite()
+    classes, of_classes = draw("classes")
+    two = (of_classes == 0) | (of_classes == 1)
+    cases = [
+        ("labels", (labels, of_labels), labels[known], of_labels[known]),
+        ("classes", (classes[two, :2], of_classes[two]), classes[two, 1] - classes[two, 0], of_classes[two]),
+    ]
+    for kind, given, x, y in cases:
+        newton = LogisticRegression(C=np.inf, fit_intercept=False, solver="newton-cholesky", tol=1e-14)
+        coefficient = newton.fit(x.double().numpy()[:, None], y.numpy()).coef_.item()
+        temperature, _ = calibration.fit_temperature(kind, *given)
+        assert 1 / temperature == pytest.approx(coefficient, abs=1e-9)
 
 
 def test_the_temperature_of_labels_has_the_smallest_loss():
