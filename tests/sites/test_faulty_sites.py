@@ -223,6 +223,23 @@ def test_too_few_sites_stop_the_rounds_and_what_is_saved_goes_on(tmp_path):
     assert federation.equals(run_together(tmp_path / "one", sites=MLPS))
 
 
+def test_bytes_count_at_the_sites_to_which_they_were_sent(tmp_path):
+    federation = Federation(tmp_path, sites=MLPS, quorum=2)
+
+    def be_absent(round, phase):
+        federation.transport.away = set()  # it is away until after round 1
+        federation.transport.silent = {"west"} if round == 2 else set()
+
+    federation.transport.away = {"west"}
+    federation.transport.before = be_absent
+    federation.run()
+    size = sum(t.nbytes for t in federation.model.values())
+    bytes_of_west = [
+        (line["down"], line["up"]) for line in read_lines(federation.server / LEDGER) if line["client"] == "west"
+    ]
+    assert bytes_of_west == [(0, 0), (size, size), (size, 0)]
+
+
 def test_a_client_with_seven_of_ten_classes_and_its_own_network(tmp_path):
     """Sites share a part; one site has its own outputs and an adaptor that never leaves the site."""
     common = {**COMMON, "model": {"shared": "mlp", "part": "features"}}

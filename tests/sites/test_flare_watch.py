@@ -15,11 +15,15 @@ import pytest
 
 pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed (the extra fedmutual[sites])")
 
-from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.client import Client
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import ReservedKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.fuel.flare_api.api_spec import AuthenticationError, InternalError, NoConnection, SessionClosed
 from nvflare.fuel.hci.conn import Connection
 from nvflare.fuel.hci.server.reg import ServerCommandRegister
+from nvflare.private.fed.server.client_manager import ClientManager
 
 from fedmutual.engines.loop import Paused
 from fedmutual.errors import ConfigError, RunError
@@ -52,6 +56,26 @@ def test_an_overdue_site_is_connected_but_not_alive():
     clients = [SimpleNamespace(name=i, token=f"of {i}", last_connect_time=at) for i, at in seen.items()]
     connected, alive = list_connected(SimpleNamespace(get_clients=lambda: clients))
     assert (set(connected), set(alive)) == ({"north", "south"}, {"north"})
+
+
+def test_a_second_process_of_a_site_is_told_once_for_each_connection(capsys):
+    clients, watch = ClientManager(), Watch()
+    clients.clients["new"] = Client("north", "new")
+    watch._connected = {"north": "1", "south": "2"}
+
+    def beat(name, token):
+        fl_ctx, sender = FLContext(), FLContext()
+        sender.set_prop(ReservedKey.IDENTITY_NAME, name, private=False, sticky=False)
+        fl_ctx.set_peer_context(sender)
+        clients.heartbeat(token, name, name, fl_ctx)
+        watch.handle_event(EventType.CLIENT_HEARTBEAT_PROCESSED, fl_ctx)
+        return capsys.readouterr().out
+
+    assert beat("north", "new") == beat("south", "its own") == ""
+    assert "two processes use the kit of site 'north'" in beat("north", "old")
+    assert beat("north", "old") == ""
+    watch._connected = {"north": "3"}
+    assert "ask its operator to end one" in beat("north", "old")
 
 
 def job(*inside):

@@ -11,6 +11,7 @@ from fedmutual.cli import leads
 from fedmutual.files import JSON_LOGS
 from fedmutual.sites.contract import read_contract
 from fedmutual.sites.flare import progress, session, watch, workspace
+from fedmutual.sites.server_journal import LEFT
 from wards import COMMON, contract
 
 pytestmark = pytest.mark.sites
@@ -108,6 +109,16 @@ def test_a_stop_between_two_runs_ends_the_submission_and_a_new_one_goes_on(three
     server.when_submitted = lambda name: None
     leads.submit(file, file, tmp_path / "out")
     assert server.submitted == ["wards-0", "wards-0", "wards-1", "wards-2"]
+
+
+def test_no_run_waits_for_a_site_that_left_another_one(three_folds, tmp_path, capsys):
+    file, server = three_folds()
+    names, status = ["north", "south"], server.status
+    contract(tmp_path, {**COMMON, "split": {"folds": 3}}, names, wait=1)
+    server.status = lambda name: status(name) | {"gone": {"south": LEFT} if name == "wards-0" else {}}
+    leads.submit(file, file, tmp_path / "result")
+    assert server.submitted == ["wards-0", "wards-1", "wards-2"]
+    assert "waiting for" not in capsys.readouterr().out
 
 
 def test_the_server_marks_no_federation_that_it_did_not_agree_to(tmp_path, three_folds):

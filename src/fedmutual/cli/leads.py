@@ -37,33 +37,38 @@ def submit(
     contract = read_submitted_contract(file)
     folder = out_folder or Path("runs") / contract.name
     lead_kit, runs = open_kit(kit, "lead"), contract.list_runs()
-    for number, run in enumerate(runs):
+    for number in range(len(runs)):
         place = folder if len(runs) == 1 else folder / str(number)
-        count = _submit_run(lead_kit, run, place, runs if number == 0 else [])
+        count = _submit_run(lead_kit, runs, number, place)
         print_text(f"{place}: {count} files; `fedmutual report {folder} -o report.html` makes a page of it", soft_wrap=True)
 
 
-def _submit_run(lead_kit: "kits.Kit", contract: "Contract", folder: Path, started: list["Contract"]) -> int:
+def _submit_run(lead_kit: "kits.Kit", runs: list["Contract"], number: int, folder: Path) -> int:
     """Start or resume one federation, show its progress, and return the number of result files. Exit if it is unfinished.
 
-    started: the federations whose earlier stop is over; a later one ends this command, also between two federations.
+    runs: all federations of the contract. number: of this one; before the first one, earlier stops of all are over, and a
+    later stop ends this command, also between two federations.
     """
     from fedmutual.sites.flare.session import Session
+    from fedmutual.sites.server_journal import LEFT
 
+    contract = runs[number]
     with Session(lead_kit) as session:
         job = session.find_job(contract)
-        for run in started:
+        for run in runs if number == 0 else ():
             if session.find_job(run) is None:
                 session.allow_start(run.name)
         if job is None:
             until, previous = time.monotonic() + contract.sites.wait, list[str]()
+            gone_by_run = [session.status(run.name)["gone"] or {} for run in runs]
+            left = {i for gone in gone_by_run for i, why in gone.items() if why == LEFT}  # a site leaves all runs
             while True:
                 state = session.status(contract.name)
                 if state["stops"]:
                     exit_with_error("stopped by hand; saved rounds are kept; `fedmutual submit` resumes", Code.DIVERGED)
                 round = state["progress"]["round"] if state["progress"] else 0
                 awaited = {i for i in contract.sites.names if contract.sites.takes_part(i, round)}
-                missing = sorted(awaited - {*state["connected"], *(state["gone"] or ())})
+                missing = sorted(awaited - {*state["connected"], *(state["gone"] or ()), *left})
                 if not missing:
                     break
                 if missing != previous:

@@ -2,7 +2,7 @@
 
 import abc
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -103,6 +103,10 @@ class Engine(abc.ABC):
     def take_remarks(self) -> list[str]:
         """Return new remarks for the user about how this engine works; each remark is returned once."""
         return []
+
+    def list_unsent(self) -> Collection[str]:
+        """Return the clients to which the last phase sent nothing, although they have an inbox: absent real sites."""
+        return ()
 
     @abc.abstractmethod
     def close(self) -> None:

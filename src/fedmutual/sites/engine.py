@@ -57,6 +57,7 @@ class PhaseOutcome:
     """The results of the orders of one phase."""
 
     replies: dict[str, Reply] = field(default_factory=dict)
+    sent: set[str] = field(default_factory=set)  # sites that were connected, so that they were sent an order
     # accusing site -> answer, which names sites with another public seed set
     accusations: dict[str, SiteAnswer] = field(default_factory=dict)
     diverged: set[str] = field(default_factory=set)  # sites whose message is not finite, because their phase failed
@@ -83,12 +84,17 @@ class SitesEngine(Engine):
         self._written = Counter[str]()  # characters of each site's text in the logs so far
         self._remarks = list[str]()
         self._finished: tuple[str, ...] = ()  # the sites that did the phase before
+        self._unsent: Collection[str] = ()
         self.scaling: Message = {}  # added to each order to train or to score (`statistics.pack_scaling`)
 
     def take_remarks(self) -> list[str]:
         """Return the remarks since the last call, as `Engine.take_remarks`."""
         remarks, self._remarks = self._remarks, []
         return remarks
+
+    def list_unsent(self) -> Collection[str]:
+        """As `Engine.list_unsent`."""
+        return self._unsent
 
     def close(self) -> None:
         """Do nothing: the sites keep running."""
@@ -112,6 +118,7 @@ class SitesEngine(Engine):
             orders = dict.fromkeys(inboxes, (order, {}))
         hides = self._peer_to_peer or self._sums is not None
         outcome = self._collect(phase, self._journal.stamp(orders), {} if hides else declared)
+        self._unsent = sites.keys() - outcome.sent
         self._journal.check_quorum(sites, self._contract.quorum)
         upheld = 0
         if self._sums is None:
@@ -251,6 +258,7 @@ class SitesEngine(Engine):
             if i not in connected:
                 self._leave_out(i, orders[i][0], "it is not connected")
         sent = {i: pack_message(*orders[i]) for i in orders if i in connected}
+        outcome.sent |= sent.keys()
         waiting = set(sent)
         for i, content in self._transport.ask(sent, self._contract.sites.deadline):
             if i not in waiting:

@@ -47,6 +47,7 @@ class Watch(FLComponent):  # type: ignore[misc]
         self._due: dict[str, float] = {}
         self._missing_since: dict[str, float] = {}
         self._connected: Connections = {}
+        self._doubled: dict[str, str] = {}  # site with two processes -> its connection, for which this was printed
         self._errors: dict[Path, str] = {}  # folder of a federation -> the error of its last check
         self._state = Path()
 
@@ -58,6 +59,8 @@ class Watch(FLComponent):  # type: ignore[misc]
             threading.Thread(target=self._run, args=(fl_ctx.get_engine(),), daemon=True, name="watch").start()
         elif event_type in (EventType.JOB_COMPLETED, EventType.JOB_ABORTED):
             self._has_leftovers.set()
+        elif event_type == EventType.CLIENT_HEARTBEAT_PROCESSED and fl_ctx.get_prop(FLContextKey.COMMUNICATION_ERROR):
+            self._print_doubled(fl_ctx.get_peer_context().get_identity_name())
         elif event_type == EventType.SYSTEM_END:
             self._stop.set()
 
@@ -104,6 +107,13 @@ class Watch(FLComponent):  # type: ignore[misc]
                 again = " again" if site in self._connected else ""
                 print_line(f"site {site!r} is {f'connected{again}' if site in connected else 'disconnected'}")
         self._connected = connected
+
+    def _print_doubled(self, site: str) -> None:
+        """Print that a heartbeat came from another process of a site than the registered one: FLARE closes both in turn."""
+        if site in self._connected and self._doubled.get(site) != self._connected[site]:
+            self._doubled[site] = self._connected[site]
+            what = f"two processes use the kit of site {site!r}, and each of them breaks the other's connection"
+            print_line(f"{what}; ask its operator to end one", "warning")
 
     def check_federations(self, engine: Any, state: Path, alive: Connections) -> bool:
         """Check each federation in the server's folder, and return whether all checks were possible.
