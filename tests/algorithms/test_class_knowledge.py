@@ -151,7 +151,7 @@ def test_the_server_of_fedtgp_takes_a_step():
         "b": {PROTOTYPES: torch.tensor([[1.0, 0.5], [9.0, 9.0], [-2.0, 1.0]]).float(), EXAMPLES: torch.tensor([1, 0, 1])},
     }
     y, onehot = np.array([0, 1, 0, 2]), np.eye(3)[[0, 1, 0, 2]]
-    rng = np.random.default_rng(3)
+    rng = np.random.default_rng(7)  # each hidden unit is dead for some classes only
     e, h, o = rng.normal(size=(3, 2)), rng.normal(size=(2, 2)), rng.normal(size=(2, 2))
     b, c = rng.normal(size=2), rng.normal(size=2)
     names = {"embedding": e, "hidden.weight": h, "hidden.bias": b, "output.weight": o, "output.bias": c}
@@ -176,21 +176,6 @@ def test_the_server_of_fedtgp_takes_a_step():
     assert new_state[EXAMPLES].tolist() == [1, 1, 1]
     for k, v in zip(names, (e, h, b, o, c), strict=True):
         assert np.abs(new_state[f"tgp.{k}"].numpy() - v).max() < 1e-5
-
-
-def test_prototypes_of_fedtgp_move_apart():
-    """A margin in the loss pulls a class's prototype closer to its own than to the others': the training loss falls."""
-    replies = {
-        i: {PROTOTYPES: torch.randn(4, 5).float() + 3 * k, EXAMPLES: torch.ones(4).long()} for k, i in enumerate("ab")
-    }
-    first = {PROTOTYPES: torch.zeros(4, 5).float(), EXAMPLES: torch.zeros(4).long()}
-    losses = []
-    for epochs in (1, 200):
-        got = FedTGP(server_epochs=epochs, server_lr=0.05).receive(first, replies, At(0, 0, 1))
-        prototypes = torch.cat([r[PROTOTYPES] for r in replies.values()])
-        distance = torch.cdist(prototypes, got[PROTOTYPES])
-        losses.append(nn.functional.cross_entropy(-distance, torch.arange(4).repeat(2)).item())
-    assert losses[1] < losses[0]
 
 
 class Published(nn.Module):
