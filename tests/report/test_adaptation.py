@@ -69,14 +69,6 @@ def test_a_fork_better_than_the_personal_model_is_reported(adaptation_folder):
     assert table.rows[-1][1].text == "64.0"
 
 
-def test_the_page_has_a_section_for_the_size(adaptation_folder, tmp_path):
-    write_adaptation(adaptation_folder, tmp_path / "page.html")
-    page = (tmp_path / "page.html").read_text()
-    assert "north, 50 examples" in page
-    assert "Fine-tuned FedAvg" in page
-    assert "The unchanged shared model (r, round 5) scores 86.0" in page
-
-
 def test_more_seeds_are_those_of_adapt(adaptation_folder, tmp_path):
     """FML's gain over fine-tuning is not certain with three."""
     made = Made("fml", own_score=lambda seed, round, client: (0.8, 0.6, 0.88)[seed], clients=("0",))

@@ -160,40 +160,6 @@ def test_nodes_without_shared_scores_are_not_domains_in_a_report(tmp_path):
     assert get_cell(headline, 0, "Client's model, own data: mean, last round").text == "n/a"
 
 
-def test_one_model_on_the_rows_of_all_and_of_one(folders):
-    subjects = [row[0].sub for row in tables.make_other_score_table(comparison(folders)).rows]
-    assert subjects[:3] == [
-        f"personal model, {w}" for w in ("own validation data", "test data of all domains", "of its own domain")
-    ]
-    assert "shared model, test data of all domains" in subjects
-    assert [c.title for c in tables.make_part_tables(comparison(folders))[0].columns[1:3]] == [
-        "FedH2L: personal model",
-        "AGG: personal model",
-    ]
-
-
-def test_the_missing_shared_model_in_the_table_of_own_data_is_explained(folders):
-    headline = tables.make_client_headline(comparison(folders))
-    notes = [get_cell(headline, k, "Shared model, test set: last round").note for k in range(4)]
-    assert notes == [
-        "n/a: there is no shared model",
-        "n/a: there is no shared model",
-        "n/a: the shared model is scored on the clients' rows only",
-        "n/a: there is no shared model: nothing is shared",
-    ]
-
-
-def test_two_seeds_cannot_say_whether_joining_pays(folders):
-    sentences = list_findings(folders)
-    assert sentences[0] == (
-        "Whether joining pays is not certain here: on average nodes do better with FedH2L, AGG and FedAvg, "
-        "and two seeds cannot exclude chance."
-    )
-    assert sentences[2].startswith(
-        "FedH2L, on a node's own domain (BWT): a cost of joining is not certain; 76.0 %, 14.0 points below"
-    )
-
-
 def test_joining_pays_over_all_domains_and_costs_the_own_one(tmp_path):
     """ACC: 0.3 and 0.1 above alone, in seeds 1 and 2 0.02 and 0.04 more: 0.22, half 4.302653 * 0.02 / sqrt 3 = 0.0497.
 
@@ -254,14 +220,6 @@ def test_many_harmed_nodes_are_not_all_named(tmp_path):
     assert sentences[1].endswith(
         "Of 8 nodes, all are harmed: node h by 17.0 points, node g by 16.0, node f by 15.0, node e by 14.0, node d by 13.0 "
         "and 3 others, each by no more."
-    )
-
-
-def test_without_local_only_training_there_is_no_answer(tmp_path):
-    sentences = list_findings(write_all(tmp_path, [FEDH2L, AGG, replace(AGG, algorithm="fedmd")], [0, 1]))
-    assert sentences[0] == (
-        "These runs cannot say whether joining pays: local-only training (independent) is not among these runs; "
-        "`fedmutual compare FILE.toml --methods fedh2l,independent` makes it."
     )
 
 

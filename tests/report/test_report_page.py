@@ -151,20 +151,6 @@ def test_names_are_text_and_never_markup(tmp_path):
     assert any(about.startswith(f"{nasty} · ") for _, about in Page(text).all("p"))
 
 
-def test_a_single_run_makes_a_page_that_names_what_is_missing(tmp_path):
-    write_report([write(tmp_path / "run", methods()[0])], tmp_path / "report.html")
-    text = " ".join(re.sub(r"<[^>]*>", "", (tmp_path / "report.html").read_text()).split())
-    assert "These runs cannot say whether federating pays: local-only training (independent) is not among these runs" in text
-    assert "fedmutual compare FILE.toml --methods fml,independent" in text
-
-
-def test_an_unfinished_run_is_marked_as_unfinished(tmp_path):
-    write_report([write(tmp_path / "run", methods(rounds=9, reached=4)[0])], tmp_path / "report.html")
-    text = (tmp_path / "report.html").read_text()
-    assert "FML, seed 0, is unfinished: round 4 of 9. Its numbers are from that round." in text
-    assert "unfinished: round 4 of 9" in [t for m, t in Page(text).all("td") if m.get("class") == "text"]
-
-
 def test_comparisons_on_different_data_have_distinct_titles(tmp_path):
     a = write_all(tmp_path / "a", methods(name="first"), [0])
     b = write_all(tmp_path / "b", methods(name="second", config={"partition": {"kind": "iid", "clients": 3}}), [0])
@@ -204,12 +190,6 @@ def test_a_link_in_the_way_of_the_part_is_not_followed(tmp_path, monkeypatch):
         write_report([write(tmp_path / "run", methods()[0])], out)
     assert not victim.exists()
     assert not out.exists()
-
-
-def test_a_page_that_cannot_be_written_is_an_error(tmp_path):
-    run = write(tmp_path / "run", methods()[0])
-    with pytest.raises(RunError, match="cannot be written"):
-        write_report([run], run / "config.toml" / "report.html")
 
 
 def test_the_same_runs_make_the_same_page(tmp_path):

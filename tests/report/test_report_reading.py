@@ -1,7 +1,5 @@
 """What is a run folder, what is not, and what is said of it."""
 
-import json
-
 import pytest
 
 from fedmutual.errors import RunError
@@ -52,25 +50,66 @@ def test_a_folder_given_twice_is_read_once(tmp_path):
     assert len(read_runs([folder, tmp_path / "run" / ".." / "run"])) == 1
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('{"round": 1, "scores": [{"model": "glo', "line 3 is cut off"),
-        ("hello\n", "line 3 .*not valid JSON"),
-        ('{"step": 3, "loss": 0.1}\n', "line 3 .*round: field required"),
-        ('{"round": 3, "scores": [{"model": "a", "client": null, "data": "b", "accuracy": 91.2}]}\n', "line 3.*accuracy"),
-        ('{"round": 3, "scores": [{"model": "a", "client": null, "data": "b", "accuracy": NaN}]}\n', "line 3.*accuracy"),
-        ('{"round": 2, "scores": []}\n', "line 3.*round 2 follows round 2"),
-        ('{"round": 3, "scores": []}', "line 3.*the line has no end"),
-    ],
-)
-def test_a_damaged_line_is_named(tmp_path, text, message):
+LINES = [
+    ("metrics", '{"round": 1, "scores": [{"model": "glo', "line 3 is cut off"),
+    ("metrics", "hello\n", "line 3 .*not valid JSON"),
+    ("metrics", '{"step": 3, "loss": 0.1}\n', "line 3 .*round: field required"),
+    (
+        "metrics",
+        '{"round": 3, "scores": [{"model": "a", "client": null, "data": "b", "accuracy": 91.2}]}\n',
+        "line 3.*accuracy",
+    ),
+    (
+        "metrics",
+        '{"round": 3, "scores": [{"model": "a", "client": null, "data": "b", "accuracy": NaN}]}\n',
+        "line 3.*accuracy",
+    ),
+    ("metrics", '{"round": 2, "scores": []}\n', "line 3.*round 2 follows round 2"),
+    ("metrics", '{"round": 3, "scores": []}', "line 3.*the line has no end"),
+    ("ledger", '{"round": 1, "phase": "fml", "client": "0", "down": 1.5, "up": 0}\n', r"line 7 .*\(down"),
+    ("ledger", '{"round": 1, "phase": "p", "client": "0", "down": -1, "up": 0}\n', r"line 7 .*\(down"),
+    ("ledger", '{"round": 1e99}\n', r"line 7 .*\(round"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "message"), LINES)
+def test_a_damaged_line_is_named(tmp_path, name, text, message):
     folder = write(tmp_path / "run", Made("fml", half))
-    with (folder / "metrics.jsonl").open("a") as file:
+    with (folder / f"{name}.jsonl").open("a") as file:
         file.write(text)
-    with pytest.raises(RunError, match=rf"metrics\.jsonl: {message}") as problem:
+    with pytest.raises(RunError, match=rf"{name}\.jsonl: {message}") as problem:
         read_runs([folder])
     assert "\n" not in str(problem.value)
+
+
+OTHER_FORMAT = "is of format 2, and this version of fedmutual reads format 1"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("config.toml", "seed = = 1", "cannot be read"),
+        ("config.toml", 'seed = 1\nrounds = 2\nname = "x"\n', "is damaged: .*algorithm"),
+        ("partition.json", '{"format": 1}', "is damaged: .*source"),
+        ("partition.json", '{"format": 2}', OTHER_FORMAT),
+        ("partition.json", None, "there is no such file"),
+        ("environment.json", '{"format": 1, "models": 3}', "is damaged: models: "),
+        ("environment.json", '{"format": 1, "scaling": {"mean": ["x"]}}', "is damaged: scaling.mean.0: "),
+        ("environment.json", '{"format": 2}', OTHER_FORMAT),
+        ("environment.json", None, "there is no such file"),
+        ("summary.json", "[", "is damaged or is not JSON"),
+        ("summary.json", "[]", "is damaged"),
+        ("summary.json", '{"format": 2}', OTHER_FORMAT),
+    ],
+)
+def test_a_foreign_or_missing_file_is_named(tmp_path, name, text, message):
+    folder = write(tmp_path / "run", Made("fml", half))
+    if text is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_text(text)
+    with pytest.raises(RunError, match=f"{name}: {message}"):
+        read_runs([folder])
 
 
 def test_resume_is_named_only_where_it_mends(tmp_path):
@@ -82,50 +121,6 @@ def test_resume_is_named_only_where_it_mends(tmp_path):
         read_runs([folder])
     (folder / "summary.json").unlink()
     with pytest.raises(RunError, match=r"is cut off .*; a resume removes an incomplete last line, or "):
-        read_runs([folder])
-
-
-def test_a_damaged_ledger_is_named(tmp_path):
-    folder = write(tmp_path / "run", Made("fml", half))
-    with (folder / "ledger.jsonl").open("a") as file:
-        file.write('{"round": 1, "phase": "fml", "client": "0", "down": 1.5, "up": 0}\n')
-    with pytest.raises(RunError, match=r"ledger\.jsonl: line 7 .*down"):
-        read_runs([folder])
-
-
-@pytest.mark.parametrize("name", ["environment.json", "partition.json", "summary.json"])
-def test_another_format_is_named(tmp_path, name):
-    folder = write(tmp_path / "run", Made("fml", half))
-    content = json.loads((folder / name).read_text()) | {"format": 2}
-    (folder / name).write_text(json.dumps(content))
-    with pytest.raises(RunError, match=rf"{name}: is of format 2, and this version of fedmutual reads format 1"):
-        read_runs([folder])
-
-
-@pytest.mark.parametrize("name", ["environment.json", "partition.json"])
-def test_a_missing_file_is_named(tmp_path, name):
-    folder = write(tmp_path / "run", Made("fml", half))
-    (folder / name).unlink()
-    with pytest.raises(RunError, match=rf"{name}: there is no such file"):
-        read_runs([folder])
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("config.toml", "seed = = 1", "config.toml: cannot be read"),
-        ("config.toml", 'seed = 1\nrounds = 2\nname = "x"\n', "config.toml: is damaged: .*algorithm"),
-        ("partition.json", '{"format": 1}', "partition.json: is damaged: .*source"),
-        ("environment.json", '{"format": 1, "models": 3}', "environment.json: is damaged: models: "),
-        ("environment.json", '{"format": 1, "scaling": {"mean": ["x"]}}', "environment.json: is damaged: scaling.mean.0: "),
-        ("summary.json", "[", "summary.json: is damaged or is not JSON"),
-        ("summary.json", "[]", "summary.json: is damaged"),
-    ],
-)
-def test_a_foreign_file_is_named(tmp_path, name, text, message):
-    folder = write(tmp_path / "run", Made("fml", half))
-    (folder / name).write_text(text)
-    with pytest.raises(RunError, match=message):
         read_runs([folder])
 
 

@@ -22,19 +22,6 @@ def alone(seed, round, client):
     return ALONE[client]
 
 
-def test_an_interval_over_three():
-    # 1, 2, 3: s = 1; t(0.975, 2) = 4.302653 in every table; 4.302653 / sqrt(3) = 2.484138
-    interval = estimate([1.0, 2.0, 3.0], "seeds")
-    assert interval.mean == 2
-    assert interval.half == pytest.approx(2.484138, abs=1e-6)
-    assert (interval.n, interval.unit, interval.sign) == (3, "seeds", 0)
-
-
-def test_an_interval_over_two():
-    # 0.1, 0.3: s = 0.2 / sqrt(2); t(0.975, 1) = 12.706205; 12.706205 * 0.2 / sqrt(2) / sqrt(2) = 1.2706205
-    assert estimate([0.1, 0.3], "seeds").half == pytest.approx(1.2706205, abs=1e-6)
-
-
 def test_an_interval_is_scipys():
     values = [0.91, 0.93, 0.88, 0.97]
     low, high = ttest_1samp(values, 0).confidence_interval(0.95)

@@ -45,10 +45,6 @@ def two_seeds(tmp_path):
     return comparison(write_all(tmp_path, METHODS, [0, 1]))
 
 
-def texts(table):
-    return [[(c.text, c.spread) for c in row] for row in table.rows]
-
-
 def records(table):
     return list(csv.DictReader(io.StringIO(table.csv)))
 
@@ -194,22 +190,6 @@ def test_two_decimals_for_a_large_test_set(tmp_path):
     assert get_cell(table, 0, f"{SHARED}: last round").text == "98.77"
 
 
-def test_beyond_accuracy(two_seeds):
-    table = tables.make_other_score_table(two_seeds)
-    assert [(row[0].text, row[0].sub) for row in table.rows] == [
-        ("FML", "shared model, test set"),
-        ("FML", "personal model, own validation data"),
-        ("FML", "personal model, all classes (test set)"),
-        ("FedAvg", "shared model, test set"),
-        ("FedAvg", "shared model, own validation data"),
-        ("Local-only", "personal model, own validation data"),
-        ("Local-only", "personal model, all classes (test set)"),
-    ]
-    # the made scores: balanced = accuracy / 2, majority 0.25 on the test set, AUROC 0.95, loss = 1 - accuracy
-    assert [c.text for c in table.rows[0][1:]] == ["70.0", "25.0", "35.0", "0.950", "0.300"]
-    assert [c.text for c in table.rows[2][1:]] == ["25.0", "50.0", "12.5", "0.900", "0.750"]
-
-
 def test_an_undefined_auroc(tmp_path):
     made = Made("independent", base, auroc=lambda client: None if client == "0" else 0.8)
     cell = get_cell(tables.make_other_score_table(comparison([write(tmp_path / "a", made)])), 0, "Macro AUROC")
@@ -219,82 +199,11 @@ def test_an_undefined_auroc(tmp_path):
     assert (cell.text, cell.note) == ("n/a", "n/a: not shared, or undefined, because the scored data have one class only")
 
 
-def test_recall_by_class(two_seeds):
-    table = tables.make_part_tables(two_seeds)[0]
-    assert [c.title for c in table.columns] == [
-        "Class",
-        "FML: shared model",
-        "FML: personal model",
-        "FedAvg: shared model",
-        "Local-only: personal model",
-    ]
-    # the made recalls: accuracy, none, accuracy / 2; personal models on the test set have half their own accuracy
-    assert [[c.text for c in row] for row in table.rows] == [
-        ["0", "70.0", "25.0", "70.0", "20.0"],
-        ["1", "n/a", "n/a", "n/a", "n/a"],
-        ["2", "35.0", "12.5", "35.0", "10.0"],
-    ]
-    assert table.rows[0][1].shade == pytest.approx(0.7)
-
-
-def test_every_client(two_seeds):
-    table = tables.make_client_table(two_seeds)
-    assert len(table.rows) == 6
-    # seed 1, client 0: 0.5 alone, 0.7 under FML, 0.5 under FedAvg; the made deal gives it 10 of classes 0 and 1
-    row = table.rows[3]
-    assert [c.text for c in row] == ["0", "1", "20", "mlp", "50.0", "70.0", "50.0", "50.0"]
-    assert [(c.spread, c.tone) for c in row[5:]] == [("+20.0", "gain"), ("0.0", ""), ("", "")]
-    [line] = [r for r in records(table) if (r["seed"], r["client"], r["method"]) == ("1", "0", "FML")]
-    assert [float(line[k]) for k in ("accuracy", "local_only", "gain", "compared_at_round")] == pytest.approx(
-        [0.7, 0.5, 0.2, 2]
-    )
-
-
-def test_tables_of_what_each_client_holds(two_seeds):
-    first, second = tables.make_holdings_tables(two_seeds)
-    assert first.caption.endswith("seed 0")
-    # (class + client + seed) % 3 is 0: none; else 10, 20 or 30 for clients 0, 1, 2
-    assert [[c.text for c in row] for row in first.rows] == [
-        ["0", "·", "20", "30"],
-        ["1", "10", "20", "·"],
-        ["2", "10", "·", "30"],
-        ["all", "20", "40", "60"],
-    ]
-    assert first.rows[0][3].shade == 1
-    assert second.rows[0][1].text == "10"
-    assert ["0", "private", "0", "10", "10"] in list(csv.reader(io.StringIO(first.csv)))
-
-
 def test_more_clients_than_classes_run_down_the_page(tmp_path):
     made = Made("independent", lambda s, r, c: 0.5, clients=tuple("abcde"))
     [table] = tables.make_holdings_tables(comparison([write(tmp_path / "a", made)]))
     assert [c.name for c in table.columns] == ["Client", "0", "1", "2", "all"]
     assert [row[0].text for row in table.rows] == list("abcde")
-
-
-def test_bytes(two_seeds):
-    # the made ledger: 64 bytes down and up, FedAvg 8 more up; 3 clients, 2 rounds
-    table = provenance.make_method_bytes_table(two_seeds)
-    assert [[c.text for c in row] for row in table.rows] == [
-        ["FML", "2 tensors, 16 numbers", "64 B", "64 B", "384 B", "384 B"],
-        ["FedAvg", "3 tensors, 17 numbers, with n_k, how many examples it trains on", "72 B", "64 B", "432 B", "384 B"],
-        ["Local-only", "nothing", "0 B", "0 B", "0 B", "0 B"],
-    ]
-
-
-def test_tensors_that_leave(two_seeds):
-    table = provenance.make_tensor_table(two_seeds)
-    assert [[c.text for c in row] for row in table.rows] == [
-        ["layers.0.weight", "float32", "4 × 3", "leaves", "leaves"],
-        ["layers.0.bias", "float32", "4", "leaves", "leaves"],
-        ["n_k", "int64", "one number", "–", "leaves"],
-    ]
-
-
-def test_pooled_data_are_not_called_a_federation(tmp_path):
-    table = provenance.make_method_bytes_table(comparison([write(tmp_path / "a", Made("centralised", base, shared))]))
-    assert get_cell(table, 0, "A client's reply holds").text == "everything: all data are in one place"
-    assert table.footnotes == (provenance.POOLED_NOTE,)
 
 
 def test_curves(two_seeds):

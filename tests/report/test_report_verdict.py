@@ -310,13 +310,6 @@ def test_a_seed_that_is_there_twice_counts_once(tmp_path):
     assert "10.0 points above local-only" in sentences[1]
 
 
-def test_settings_that_differ_are_in_the_label(tmp_path):
-    small = write(tmp_path / "small", Made("fml", plus(0, 0, 0), config={"algorithm": {"name": "fml", "alpha": 0.3}}))
-    big = write(tmp_path / "big", Made("fml", plus(0, 0, 0), config={"algorithm": {"name": "fml", "alpha": 0.7}}))
-    [compared] = compare_folders([small, big, write(tmp_path / "alone", alone)])
-    assert [m.method for m in compared.methods] == ["FML, alpha = 0.3", "FML, alpha = 0.7", "Local-only"]
-
-
 def test_of_two_local_runs_the_one_with_the_same_settings_is_the_measure(tmp_path):
     slow, fast = ({"optimizer": {"name": "sgd", "lr": lr}} for lr in (0.01, 0.1))
     folders = [
@@ -376,20 +369,11 @@ def test_all_keys_in_which_comparisons_differ_are_found_but_not_those_of_their_m
     ]
 
 
-def test_the_data_folder_and_the_device_are_not_differences(tmp_path):
-    first = write(tmp_path / "a", Made("fml", plus(0, 0, 0), config={"data": {"name": "digits", "root": "/here"}}))
-    second = write(
-        tmp_path / "b", replace(alone, config={"data": {"name": "digits", "root": "/there"}, "engine": {"device": "cuda"}})
-    )
-    [compared] = compare_folders([first, second])
-    assert [m.method for m in compared.methods] == ["FML", "Local-only"]
-
-
 @pytest.mark.parametrize(
     "other",
     [
         {"engine": {"workers": 2, "address": "auto", "gpus": 0.5, "compile": True, "name": "processes", "threads": 4}},
-        {"data": {"name": "digits", "workers": 1, "resident": False}},
+        {"data": {"name": "digits", "workers": 1, "resident": False, "root": "/there"}, "engine": {"device": "cuda"}},
         {"clients": {"0": {"data": {"root": "/there"}}}},
     ],
 )
