@@ -30,14 +30,6 @@ def loaded(small, **changes):
     return fedmutual.load_config(small, **{"engine.name": "stacked", **changes})
 
 
-def test_a_run_is_that_of_one_process_but_for_rounding(small):
-    changes = {"rounds": 1, "model.personal": ["cnn1", "mlp", "cnn1"]}
-    ours = fedmutual.run(loaded(small, **changes), "stacked").folder
-    theirs = fedmutual.run(loaded(small, **changes, **{"engine.name": "inprocess"}), "plain").folder
-    assert 0 < difference(tensors(ours), tensors(theirs)) < 1e-5
-    assert "vmap refuses" not in (ours / "log.txt").read_text()
-
-
 def test_a_step_reads_its_rate_and_counts_from_tensors(small):
     rates: dict[int, list[float]] = {}  # of each tensor that an optimiser reads
 

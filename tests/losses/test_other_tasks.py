@@ -42,6 +42,7 @@ def test_scores_of_numbers_by_hand():
     assert score_regression(torch.tensor([float("inf"), 2.0]), torch.tensor([1.0, 2.0]))["loss"] is None
 
 
+HALF = torch.tensor(0.5)
 LOG3 = math.log(3)  # the logit of 3/4, also as that of one of two classes
 
 
@@ -52,22 +53,27 @@ def test_the_divergence_of_labels_is_torchs():
     torch.testing.assert_close(bernoulli_kl(p, q), expected)
 
 
-def test_the_mutual_losses_of_labels_by_hand():
-    # one row, two labels. Posteriors: personal 3/4 and 1/2, meme 1/2 and 1/2; targets 1 and 0
-    personal = torch.tensor([[LOG3, 0.0]], dtype=torch.float64, requires_grad=True)
-    meme = torch.zeros(1, 2, dtype=torch.float64, requires_grad=True)
-    target = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
-    losses = MultiLabel().mutual(personal, meme, target, torch.tensor(0.25), torch.tensor(0.5), 1.0)
+BY_HAND = {  # of a task: two labels of one row, or two pixels of one image of two classes -> logits, target, logits of "yes"
+    "labels": (MultiLabel(), torch.tensor([[LOG3, 0.0]]), torch.tensor([[1.0, 0.0]]), lambda z: z),
+    "pixels": (Segmentation(), torch.tensor([[[[0.0, 0.0]], [[LOG3, 0.0]]]]), torch.tensor([[[1, 0]]]), lambda z: z[0, 1]),
+}
+
+
+@pytest.mark.parametrize(("task", "logits", "target", "choose"), BY_HAND.values(), ids=BY_HAND)
+def test_the_mutual_losses_of_labels_and_of_pixels_by_hand(task, logits, target, choose):
+    # posteriors of "yes": personal 3/4 and 1/2, meme 1/2 and 1/2; targets yes and no
+    personal, meme = (z.double().requires_grad_() for z in (logits, torch.zeros_like(logits)))
+    losses = task.mutual(personal, meme, target.double() if target.is_floating_point() else target, HALF / 2, HALF, 1.0)
     entropy_personal = (math.log(4 / 3) + math.log(2)) / 2
-    entropy_meme = math.log(2)
-    meme_from_personal = (0.5 * math.log(0.5 / 0.75) + 0.5 * math.log(0.5 / 0.25)) / 2  # the second label agrees
+    meme_from_personal = (0.5 * math.log(0.5 / 0.75) + 0.5 * math.log(0.5 / 0.25)) / 2  # of the second the two agree
     personal_from_meme = (0.75 * math.log(0.75 / 0.5) + 0.25 * math.log(0.25 / 0.5)) / 2
     assert losses[0].item() == pytest.approx(0.25 * entropy_personal + 0.75 * meme_from_personal)
-    assert losses[1].item() == pytest.approx(0.5 * entropy_meme + 0.5 * personal_from_meme)
-    # d/d logit of either term is (own posterior - its target) / labels; each loss moves its own network only
+    assert losses[1].item() == pytest.approx(0.5 * math.log(2) + 0.5 * personal_from_meme)
+    # d/d logit of "yes" of either term is (own posterior - its target) / 2; each loss moves its own network only
     sum(losses).backward()
-    assert personal.grad.flatten().tolist() == pytest.approx([(0.25 * (0.75 - 1) + 0.75 * (0.75 - 0.5)) / 2, 0.25 * 0.5 / 2])
-    assert meme.grad.flatten().tolist() == pytest.approx([(0.5 * (0.5 - 1) + 0.5 * (0.5 - 0.75)) / 2, 0.5 * 0.5 / 2])
+    of_personal, of_meme = (choose(z.grad).flatten().tolist() for z in (personal, meme))
+    assert of_personal == pytest.approx([(0.25 * (0.75 - 1) + 0.75 * (0.75 - 0.5)) / 2, 0.25 * 0.5 / 2])
+    assert of_meme == pytest.approx([(0.5 * (0.5 - 1) + 0.5 * (0.5 - 0.75)) / 2, 0.5 * 0.5 / 2])
 
 
 def test_a_temperature_softens_both_sides_and_keeps_the_gradients_scale():
@@ -97,25 +103,6 @@ def test_labels_without_both_values_have_no_auroc_by_hand():
     all_present = score_multilabel(z, torch.ones(3, 2))
     assert all_present["auroc"] is None
     assert score_multilabel(z / 0, torch.ones(3, 2))["loss"] is None
-
-
-def test_the_mutual_losses_of_pixels_by_hand():
-    # one image of 1 x 2 pixels, two classes. Posteriors of class 1: personal 3/4 and 1/2, meme 1/2 and 1/2
-    personal = torch.tensor([[[[0.0, 0.0]], [[LOG3, 0.0]]]], dtype=torch.float64, requires_grad=True)
-    meme = torch.zeros(1, 2, 1, 2, dtype=torch.float64, requires_grad=True)
-    target = torch.tensor([[[1, 0]]])
-    losses = Segmentation().mutual(personal, meme, target, torch.tensor(0.25), torch.tensor(0.5), 1.0)
-    entropy_personal = (math.log(4 / 3) + math.log(2)) / 2
-    meme_from_personal = (0.5 * math.log(0.5 / 0.75) + 0.5 * math.log(0.5 / 0.25)) / 2  # the second pixel agrees
-    personal_from_meme = (0.75 * math.log(0.75 / 0.5) + 0.25 * math.log(0.25 / 0.5)) / 2
-    assert losses[0].item() == pytest.approx(0.25 * entropy_personal + 0.75 * meme_from_personal)
-    assert losses[1].item() == pytest.approx(0.5 * math.log(2) + 0.5 * personal_from_meme)
-    # d/d logit of class 1 of either term is (own posterior - its target) / pixels; each loss moves its own network only
-    sum(losses).backward()
-    assert personal.grad[0, 1].flatten().tolist() == pytest.approx(
-        [(0.25 * (0.75 - 1) + 0.75 * (0.75 - 0.5)) / 2, 0.25 * 0.5 / 2]
-    )
-    assert meme.grad[0, 1].flatten().tolist() == pytest.approx([(0.5 * (0.5 - 1) + 0.5 * (0.5 - 0.75)) / 2, 0.5 * 0.5 / 2])
 
 
 def test_the_divergence_of_pixels_is_torchs():

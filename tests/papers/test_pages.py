@@ -255,9 +255,6 @@ def test_only_what_is_long_enough_is_drawn(named, papers, store):
     assert not make_forest([pages.make_page(named, read_measured_cells(named, unrun))]).rows
 
 
-FRONT = Path(__file__).parents[2] / "docs/reproduction/README.md"
-
-
 def test_a_front_page_without_marks_is_left_as_it_is(tmp_path):
     page = tmp_path / "README.md"
     page.write_text("Before.\nAfter.\n")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from scipy.optimize import minimize, nnls
+from scipy.optimize import nnls
 from torch import Tensor
 
 from fedmutual import gradients
@@ -107,22 +107,6 @@ def test_against_the_dual_by_nnls(g_pub: Message, g_loc: Message) -> None:
     np.testing.assert_allclose(vector(project(g_pub, g_loc)), solved(p, loc), rtol=0, atol=1e-9)
     both = solved(p, loc) + solved(loc, p)
     np.testing.assert_allclose(vector(pcgrad(g_pub, g_loc)), both, rtol=0, atol=1e-9 * max(1, abs(loc).max()))
-
-
-@pairs
-def test_against_the_primal_by_slsqp(g_pub: Message, g_loc: Message) -> None:
-    """min 1/2 ||g - g_pub||^2 over <g, g_loc> >= 0, from a point that is not its answer."""
-    p, loc = vector(g_pub), vector(g_loc)
-    wall = loc / (np.linalg.norm(loc) or 1)
-    solution = minimize(
-        lambda g: ((g - p) ** 2).sum() / 2,
-        np.ones_like(p),
-        jac=lambda g: g - p,
-        method="SLSQP",
-        constraints={"type": "ineq", "fun": lambda g: g @ wall, "jac": lambda g: wall},
-        options={"ftol": 1e-20, "maxiter": 200},
-    )
-    np.testing.assert_allclose(vector(project(g_pub, g_loc)), solution.x, rtol=0, atol=1e-9)
 
 
 @pairs
