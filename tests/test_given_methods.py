@@ -109,7 +109,10 @@ def test_a_value_that_would_be_lost_is_refused(method, arguments, settings, word
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"model.personal": "mlp"}, "key 'model.personal' of its settings is what its argument 'model' sets; remove the key"),
+        (
+            {"model.personal": "mlp"},
+            "key 'model.personal' of its settings is what its argument 'model' sets; remove the key",
+        ),
         ({"model": {"personal": "mlp"}}, "key 'model.personal' of its settings is what its argument 'model' sets"),
         ({"data.name": "digits"}, "key 'data.name' of its settings is what its argument 'train' sets"),
         ({"data.label": "z"}, "key 'data.label' of its settings is what its argument 'label' sets"),

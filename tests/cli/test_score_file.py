@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 from sklearn.metrics import balanced_accuracy_score
 
 import fedmutual
-from fedmutual.losses import Classification
+from fedmutual.losses import Classification, Regression
 from own_data import folder
 
 pytestmark = pytest.mark.run
@@ -215,7 +215,7 @@ def test_kept_groups_of_test_rows_are_in_card_and_page(table, cli, tmp_path, mon
         assert "--keep is for groups of the run's own test rows" in cli.fail("score", "w", *words, "--keep")
 
 
-def test_groups_of_another_metric_have_intervals_by_the_bootstrap(small, cli):
+def test_groups_of_another_metric_have_intervals_by_the_bootstrap(small, cli, monkeypatch):
     draw = np.random.default_rng(0)
     x = draw.normal(size=(90, 2)).astype("float32")
     np.savez("n.npz", x=x, y=(x @ [2.0, -1.0]).astype("float32"), ward=np.array(["a", "b"])[(x[:, 0] > 0).astype(int)])
@@ -227,7 +227,11 @@ def test_groups_of_another_metric_have_intervals_by_the_bootstrap(small, cli):
     assert a["examples"] + b["examples"] == scores["examples"] == 90
     assert a["difference"] == pytest.approx(a["value"] - b["value"]) == -b["difference"]
     assert a["interval"][0] < a["value"] < a["interval"][1]
-    assert a["difference_interval"] == pytest.approx([-end for end in reversed(b["difference_interval"])], abs=0.1)
+    assert a["difference_interval"] == [-end for end in reversed(b["difference_interval"])], "of one difference"
+    scored = Regression.score
+    monkeypatch.setattr(Regression, "score", lambda *values: {**scored(*values), "r2": [0.25]})
+    assert json.loads(cli.run("score", "n", "n.npz", "--json")[0])["r2"] == 0.25, "one output has no name"
+    assert "R2                                 0.25 " in cli.run("score", "n", "n.npz")[0]
 
 
 def test_a_score_that_is_not_finite_is_null_in_json(digits, cli, monkeypatch):

@@ -36,6 +36,13 @@ def test_the_auc_counts_pairs_and_ties_half():
     assert low < auc < high
 
 
+def test_the_auc_of_separated_scores_has_an_interval():
+    """Exact: 20 of 20 pairs in one order have the lower bound 0.025 ** (1 / 20)."""
+    members, others = np.arange(20.0), np.arange(30.0) - 40
+    assert measure_auc(members, others, 0.95) == (1, pytest.approx(0.025 ** (1 / 20)), 1)
+    assert measure_auc(others, members, 0.95) == (0, 0, pytest.approx(1 - 0.025 ** (1 / 20)))
+
+
 def test_the_threshold_separates_best():
     assert choose_threshold(np.array([3.0, 4.0, 9.0]), np.array([1.0, 2.0, 5.0])) == 2.0
 

@@ -144,6 +144,24 @@ def test_some_orders_estimate_the_values_of_all_coalitions(tmp_path):
     assert "12 random orders" in find_worth(worth)[-1]
 
 
+def test_a_participant_without_known_scores_leaves_the_orders_of_the_others(tmp_path):
+    names = NAMES[:5]
+    for seed in range(6):
+        write_coalitions(tmp_path / str(seed), names, list_steps(draw_order(names, seed)), [seed])
+    runs = read_runs([p.parent for p in tmp_path.rglob("config.toml")])
+    complete, worth = Worth(runs), Worth(runs)
+    worth.scores = {
+        s: {c: {i: v for i, v in of.items() if i != "e"} for c, of in m.items()} for s, m in worth.scores.items()
+    }
+    for pair in itertools.permutations(names, 2):
+        value, expected = worth.shapley.measure([pair]), complete.shapley.measure([pair])
+        assert isinstance(value, Missing) if pair[0] == "e" else value == expected
+    assert worth.shapley.measure_given("e").n == 6
+    assert isinstance(worth.shapley.measure_received("e"), Missing)
+    assert worth.shapley.widest < 0.3, "so that a precision can end the orders"
+    assert "6 random orders" in find_worth(worth)[-1]
+
+
 def test_of_participants_left_out_there_are_no_shapley_values(tmp_path):
     names = NAMES[:4]
     coalitions = [c for c in list_coalitions(names) if len(c) > 2]

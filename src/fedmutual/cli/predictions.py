@@ -155,10 +155,11 @@ def _describe_score(score: "FileScore") -> dict[str, Any]:
 
     A metric that is a fraction is in [0, 1]. The 95 % interval of the main metric is a list of its two ends.
     """
-    values = {
-        name: dict(zip(score.classes, value, strict=True)) if isinstance(value, list) else value
-        for name, value in score.values.items()
+    parts = {name: value for name, value in score.values.items() if isinstance(value, list)}
+    named = {
+        name: dict(zip(score.classes, value, strict=True)) if score.classes else value[0] for name, value in parts.items()
     }
+    values = {**score.values, **named}  # a single output has no name
     interval = {} if score.metric is None else {f"{score.metric.name}_interval": score.interval and list(score.interval)}
     groups = {} if score.groups is None else {"groups": {name: one._asdict() for name, one in score.groups.items()}}
     seen = {} if score.reliability is None else {"reliability": score.reliability.model_dump(mode="json")}

@@ -1,6 +1,7 @@
 """Means and 95 % intervals: the average behind each number, and its uncertainty."""
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
@@ -126,10 +127,12 @@ def compute_bootstrap_interval(
     compute: rows of each part -> the number; NaN where it is undefined. parts: the rows that are resampled, each part by
     itself. method: as `scipy.stats.bootstrap` takes it. None: a part has one row, or the number of a resample is undefined.
     """
-    from scipy.stats import bootstrap  # takes a second
+    from scipy.stats import DegenerateDataWarning, bootstrap  # takes a second
 
     if min(map(len, parts)) < 2:
         return None
-    result = bootstrap(tuple(parts), compute, vectorized=False, n_resamples=RESAMPLES, method=method, random_state=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DegenerateDataWarning)  # the number of a resample is undefined
+        result = bootstrap(tuple(parts), compute, vectorized=False, n_resamples=RESAMPLES, method=method, random_state=0)
     low, high = (float(end) for end in result.confidence_interval)
     return (low, high) if math.isfinite(low + high) else None

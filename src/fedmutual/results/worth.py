@@ -79,12 +79,13 @@ def weigh_gains(scores: Scores, order: Sequence[str]) -> Iterator[tuple[Pair, fl
 
     The mean of weight x gain over all orders, with 0 where the other comes first, is the Shapley value: with p before it,
     the other joins `one` and p - 1 more, which the orders of all participants have p/n times as often as those without
-    `one`. So a run serves all its participants.
+    `one`. So a run serves all its participants; one whose scores are not known has no gains. Raises KeyError if a run is
+    missing.
     """
     for place, other in enumerate(order[1:], 1):
-        before, after = frozenset(order[:place]), frozenset(order[: place + 1])
-        for one in order[:place]:
-            yield (one, other), len(order) / place, scores[after][one] - scores[before][one]
+        before, after = scores[frozenset(order[:place])], scores[frozenset(order[: place + 1])]
+        for one in (i for i in order[:place] if i in before and i in after):
+            yield (one, other), len(order) / place, after[one] - before[one]
 
 
 class GainMatrix:
@@ -112,9 +113,9 @@ class GainMatrix:
 
     @property
     def widest(self) -> float:
-        """Half the width of the widest interval; infinity where one is missing."""
-        halves = [getattr(self.measure([pair]), "half", None) for pair in self.numbers]
-        return max(math.inf if half is None else half for half in halves)
+        """Half the width of the widest interval, of participants with known scores; infinity without an interval."""
+        halves = [getattr(self.measure([pair]), "half", None) for pair, numbers in self.numbers.items() if numbers]
+        return max((math.inf if half is None else half for half in halves), default=math.inf)
 
 
 class Worth:

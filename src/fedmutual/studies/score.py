@@ -218,14 +218,17 @@ def _have_learned_names(answering: AnsweringModel) -> bool:
 def _resample(task: Task, metric: Metric, outputs: Tensor, parts: Sequence[Tensor], targets: Tensor) -> Interval:
     """Return the 95 % interval of the main metric of some rows, or of the difference between two groups of rows.
 
-    By the bootstrap over the rows of each. None: there is one row, or the metric of a resample is undefined.
+    By the bootstrap over the rows of each, drawn in the order of their first rows: of two groups each then has the other's
+    interval with the signs reversed. None: there is one row, or the metric of a resample is undefined.
     """
+    ordered = sorted(parts, key=lambda part: int(part[0]))
 
     def score_rows(*chosen: npt.NDArray[np.int64]) -> float:
         values = [task.score(outputs[rows], targets[rows])[metric.name] for rows in chosen]
         return math.nan if None in values else float(values[0] - sum(values[1:]))
 
-    return compute_bootstrap_interval(score_rows, [part.numpy() for part in parts])
+    interval = compute_bootstrap_interval(score_rows, [part.numpy() for part in ordered])
+    return interval if interval is None or ordered[0] is parts[0] else (-interval[1], -interval[0])
 
 
 def _read_labelled(file: Path, label: Label, answering: AnsweringModel, by: str | None) -> Source:
