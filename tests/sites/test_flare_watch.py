@@ -15,20 +15,19 @@ import pytest
 
 pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed (the extra fedmutual[sites])")
 
-from nvflare.apis.client import Client
-from nvflare.apis.event_type import EventType
-from nvflare.apis.fl_constant import ReservedKey, ReturnCode
-from nvflare.apis.fl_context import FLContext
+from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable
+from nvflare.fuel.f3.endpoint import Endpoint
+from nvflare.fuel.f3.sfm.sfm_endpoint import SfmEndpoint
 from nvflare.fuel.flare_api.api_spec import AuthenticationError, InternalError, NoConnection, SessionClosed
 from nvflare.fuel.hci.conn import Connection
 from nvflare.fuel.hci.server.reg import ServerCommandRegister
-from nvflare.private.fed.server.client_manager import ClientManager
 
 from fedmutual.engines.loop import Paused
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.flare import progress, workspace
+from fedmutual.sites.flare.access_control import guard
 from fedmutual.sites.flare.controller import TaskTransport, pause_for_changes, write_refusal
 from fedmutual.sites.flare.progress import read_connected, write_connected
 from fedmutual.sites.flare.session import ServerLost, Session, read_server_answer
@@ -58,24 +57,20 @@ def test_an_overdue_site_is_connected_but_not_alive():
     assert (set(connected), set(alive)) == ({"north", "south"}, {"north"})
 
 
-def test_a_second_process_of_a_site_is_told_once_for_each_connection(capsys):
-    clients, watch = ClientManager(), Watch()
-    clients.clients["new"] = Client("north", "new")
-    watch._connected = {"north": "1", "south": "2"}
-
-    def beat(name, token):
-        fl_ctx, sender = FLContext(), FLContext()
-        sender.set_prop(ReservedKey.IDENTITY_NAME, name, private=False, sticky=False)
-        fl_ctx.set_peer_context(sender)
-        clients.heartbeat(token, name, name, fl_ctx)
-        watch.handle_event(EventType.CLIENT_HEARTBEAT_PROCESSED, fl_ctx)
-        return capsys.readouterr().out
-
-    assert beat("north", "new") == beat("south", "its own") == ""
-    assert "two processes use the kit of site 'north'" in beat("north", "old")
-    assert beat("north", "old") == ""
-    watch._connected = {"north": "3"}
-    assert "ask its operator to end one" in beat("north", "old")
+def test_a_second_process_of_a_site_is_told(capsys, monkeypatch):
+    watch, clock = Watch(), [0.0]
+    monkeypatch.setattr("fedmutual.sites.flare.watch.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(SfmEndpoint, "add_connection", SfmEndpoint.add_connection)
+    guard(SfmEndpoint, "add_connection", watch.note_connection)
+    north, lead, job = (SfmEndpoint(Endpoint(name)) for name in ("north", "_admin_1", "north.J1"))
+    printed = []
+    for clock[0] in (0, 20, 40, 60, 80, 1000):
+        for endpoint in (north, lead, job):
+            endpoint.add_connection(MagicMock())
+        printed.append(capsys.readouterr().out)
+    assert len(north.connections) == 1  # FLARE closed the others
+    assert "two processes use its kit" in printed.pop(3)
+    assert printed == [""] * 5
 
 
 def job(*inside):

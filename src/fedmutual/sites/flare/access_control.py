@@ -72,15 +72,15 @@ class AccessControl(FLComponent):  # type: ignore[misc]
         super().__init__()
         logging.raiseExceptions = False  # on a full disk Python would print a traceback for each line of FLARE's log
         checks = JobChecks(Path(work))
-        _guard(CoreCell, "_process_request", refuse_request)
-        _guard(FedAdminAgent, "_dispatch_request", checks.refuse_order, remove_error_text)
-        _guard(CommandAgent, "aux_communication", refuse_false_sender)
-        _guard(AuthzFilter, "pre_command", checks.refuse_command)
+        guard(CoreCell, "_process_request", refuse_request)
+        guard(FedAdminAgent, "_dispatch_request", checks.refuse_order, remove_error_text)
+        guard(CommandAgent, "aux_communication", refuse_false_sender)
+        guard(AuthzFilter, "pre_command", checks.refuse_command)
         for launcher in (ClientProcessJobLauncher, ServerProcessJobLauncher):
-            _guard(launcher, "get_command", lambda *_, **__: None, change_job_command)
+            guard(launcher, "get_command", lambda *_, **__: None, change_job_command)
 
 
-def _guard(kind: Any, name: str, before: Callable[..., Any], after: Callable[[Any], Any] = lambda answer: answer) -> None:
+def guard(kind: Any, name: str, before: Callable[..., Any], after: Callable[[Any], Any] = lambda answer: answer) -> None:
     """Wrap a method of a class, once. before: returns a refusal or None. after: changes the method's answer."""
     method = getattr(kind, name)
     if hasattr(method, "guarded"):

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import re
 import threading
 import time
 from contextlib import suppress
@@ -14,6 +15,7 @@ from nvflare.apis.fl_constant import FLContextKey, SystemComponents
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_def import JobMetaKey, RunStatus
 from nvflare.apis.storage import DATA, WORKSPACE
+from nvflare.fuel.f3.sfm.sfm_endpoint import SfmEndpoint
 from nvflare.fuel.hci.conn import Connection
 from nvflare.fuel.hci.reg import CommandModuleSpec, CommandSpec
 
@@ -23,6 +25,7 @@ from fedmutual.files import FORMAT, write_json
 from fedmutual.rundir.checkpoint import read_checkpoint
 from fedmutual.sites.consent import list_runs
 from fedmutual.sites.flare import progress, workspace
+from fedmutual.sites.flare.access_control import guard
 from fedmutual.sites.flare.progress import OVER, Connections, Outcome, change_progress, print_line, read_progress
 from fedmutual.sites.schema import WORK_FOLDER
 from fedmutual.sites.server_journal import read_gone
@@ -34,6 +37,7 @@ _KEYS_OF_ONE_JOB = (  # keys of a job's meta that the next job does not inherit
     *("schedule_history", "job_clients", "result_location"),
 )
 _WRITE_TIME = 5.0  # seconds that FLARE may take to write the files of a job
+_MOST_REPLACED, _REPLACED_TIME = 3, 300.0  # connections of a site that replace open ones, in so many seconds
 _FIRST, _LONGEST = 2.0, 60.0  # seconds before a job is restarted: doubled while no round succeeds
 
 
@@ -47,7 +51,7 @@ class Watch(FLComponent):  # type: ignore[misc]
         self._due: dict[str, float] = {}
         self._missing_since: dict[str, float] = {}
         self._connected: Connections = {}
-        self._doubled: dict[str, str] = {}  # site with two processes -> its connection, for which this was printed
+        self._replaced: dict[str, list[float]] = {}  # site -> when its new connection replaced an open one
         self._errors: dict[Path, str] = {}  # folder of a federation -> the error of its last check
         self._state = Path()
 
@@ -56,11 +60,10 @@ class Watch(FLComponent):  # type: ignore[misc]
         if event_type == EventType.SYSTEM_START:
             work = Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir())
             self._state = Path(workspace.read_pointer(work)["state"])
+            guard(SfmEndpoint, "add_connection", self.note_connection)
             threading.Thread(target=self._run, args=(fl_ctx.get_engine(),), daemon=True, name="watch").start()
         elif event_type in (EventType.JOB_COMPLETED, EventType.JOB_ABORTED):
             self._has_leftovers.set()
-        elif event_type == EventType.CLIENT_HEARTBEAT_PROCESSED and fl_ctx.get_prop(FLContextKey.COMMUNICATION_ERROR):
-            self._print_doubled(fl_ctx.get_peer_context().get_identity_name())
         elif event_type == EventType.SYSTEM_END:
             self._stop.set()
 
@@ -108,12 +111,22 @@ class Watch(FLComponent):  # type: ignore[misc]
                 print_line(f"site {site!r} is {f'connected{again}' if site in connected else 'disconnected'}")
         self._connected = connected
 
-    def _print_doubled(self, site: str) -> None:
-        """Print that a heartbeat came from another process of a site than the registered one: FLARE closes both in turn."""
-        if site in self._connected and self._doubled.get(site) != self._connected[site]:
-            self._doubled[site] = self._connected[site]
-            what = f"two processes use the kit of site {site!r}, and each of them breaks the other's connection"
-            print_line(f"{what}; ask its operator to end one", "warning")
+    def note_connection(self, endpoint: Any, connection: Any) -> None:
+        """Print if connections of a site replace each other: FLARE keeps one of each participant, and closes the older one.
+
+        endpoint: FLARE's record of a participant, before it gets the new connection.
+        """
+        site, now = str(endpoint.endpoint.name), time.monotonic()
+        if not endpoint.connections or not re.fullmatch("[A-Za-z0-9-]+", site):  # of a lead or a job, whose names differ
+            return
+        times = self._replaced[site] = [*(at for at in self._replaced.get(site, ()) if at > now - _REPLACED_TIME), now]
+        if len(times) == _MOST_REPLACED:
+            print_line(
+                f"site {site!r} connected {_MOST_REPLACED} times in {_REPLACED_TIME:.0f} s while it was connected: two "
+                "processes use its kit, and each breaks the other's connection, or its network is unstable; ask its "
+                "operator to end all but one",
+                "warning",
+            )
 
     def check_federations(self, engine: Any, state: Path, alive: Connections) -> bool:
         """Check each federation in the server's folder, and return whether all checks were possible.
