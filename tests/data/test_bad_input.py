@@ -46,6 +46,27 @@ def test_keys_without_effect(key: str, value: str) -> None:
     refused(f"key 'data.{key}' has no effect with data.name = 'digits'; remove it", data={"name": "digits", key: value})
 
 
+def test_a_column_of_labels_is_not_named_for_arrays(tmp_path: Path) -> None:
+    about = npz(tmp_path / "a.npz", x=X, y=Y, severity=1 - Y) | {"label": "severity"}
+    refused("key 'data.label' has no effect with data.name = 'npz'; remove it", data=about)
+
+
+def test_arrays_that_are_not_read_are_named(tmp_path: Path) -> None:
+    rows = npz(tmp_path / "a.npz", x=X, y=Y, x_test=X, y_test=Y, y_val=Y, patient=Y, domain=Y, classes=["a", "b"])
+    told = data.load(config(data=rows)).notes
+    assert [n for n in told if "not read" in n] == [f"{tmp_path / 'a.npz'}: arrays 'y_val', 'patient' are not read"]
+
+
+def test_bytes_of_arrays_are_text(tmp_path: Path) -> None:
+    names = np.array([name.encode() for name in ["männlich", "weiblich"]])
+    patients = np.array([f"ä{k}".encode() for k in range(12)])
+    arrays = {"x": X, "y": Y, "classes": names, "patient": patients, "domain": patients}
+    federation = data.load(config(data=npz(tmp_path / "a.npz", **arrays) | {"group_by": "patient"}))
+    assert federation.space.classes == ("männlich", "weiblich")
+    latin = npz(tmp_path / "b.npz", **arrays | {"patient": np.array(["männlich".encode("latin-1")] * 12)})
+    refused("array 'patient' holds bytes that are not UTF-8 text; decode them", data=latin | {"group_by": "patient"})
+
+
 @pytest.mark.parametrize("name", ["folder", "npz", "csv"])
 def test_missing_files(name: str, tmp_path: Path) -> None:
     refused(f"{tmp_path / 'none'}: there is no such", "key 'data.root'", data={"name": name, "root": str(tmp_path / "none")})

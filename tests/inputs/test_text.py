@@ -13,6 +13,7 @@ from fedmutual.config import DataConfig
 from fedmutual.data.prepared import prepare
 from fedmutual.data.saved import read_rows, read_saved
 from fedmutual.data.table import read_table
+from fedmutual.data.targets import read_targets
 from fedmutual.data.text import encode_texts, hash_tokens
 from input_kinds import EMBEDDING, QUICK
 from own_data import config, npz
@@ -135,3 +136,16 @@ def test_missing_text_of_a_saved_folder_has_no_word(tmp_path):
     saved.Dataset.from_dict({"note": ["ill", None], "more": ["now", None], "y": [0, 1]}).save_to_disk(tmp_path / "saved")
     about = DataConfig(name="datasets", root=tmp_path / "saved", label="y", text=("note", "more"), length=2)
     assert read_saved(about).train.x.take([1])["input_ids"].tolist() == [[0, 0]]
+
+
+def test_a_saved_folder_may_have_several_columns_of_labels(tmp_path):
+    saved = pytest.importorskip("datasets")
+    rows = saved.Dataset.from_dict({"x": [[0.5, 1.5], [2.5, 3.5]], "ill": [0, 1], "old": [1, None]})
+    saved.DatasetDict({"train": rows, "validation": rows}).save_to_disk(tmp_path / "saved")
+    about = DataConfig(name="datasets", root=tmp_path / "saved", label=("ill", "old"), unlabelled=True)
+    source = read_saved(about)
+    names, (targets,) = read_targets(source, about, "labels", ("y",))
+    assert names == ("ill", "old")
+    np.testing.assert_array_equal(targets, [[0, 1], [1, np.nan]])
+    assert source.train.x.take([0]).tolist() == [[0.5, 1.5]]  # and no column of labels
+    assert source.notes == (f"{tmp_path / 'saved'}: splits 'validation' are not read; only 'train' and 'test' are",)

@@ -106,7 +106,7 @@ class DataConfig(Section):
     """the federation's classes, in the order of the outputs; unset, the classes of the data"""
     labels: dict[str, str] = key({})
     """a table of label = class: renames the labels of the data"""
-    label: keys.LabelColumns = key("label")
+    label: keys.LabelColumns = key("label", only_if=(OnlyIf("data.name", ("csv", "parquet", "datasets", "folder", OWN)),))
     """csv, parquet, datasets: the column of the label; or a list of columns: of 0 and 1 (multilabel), of numbers
     (regression), of the time and the event (survival, cox); folder: columns of its metadata.csv, a row a file"""
     unlabelled: bool = key(False)

@@ -1,6 +1,7 @@
 """Arrays from an npz file: x, y; x_test, y_test; group and domain for each row; classes."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy.typing as npt
 
 from fedmutual.config import DataConfig
 from fedmutual.data.convert import Where, convert_input
+from fedmutual.data.draws import Names
 from fedmutual.data.examples import (
     ArrayExamples,
     Examples,
@@ -45,13 +47,22 @@ def read_npz(config: DataConfig) -> Source:
     path = require_root(config)
     arrays = read_arrays(path)
     if config.test is None:
-        return make_source(arrays, config, str(path))
+        return _note_unread(make_source(arrays, config, str(path)), arrays, config)
     if "x_test" in arrays:
         raise ConfigError(f"key 'data.test': {path} already has test rows in 'x_test'; remove one of the two")
     of_test = read_arrays(config.test)
     test = _make_part(of_test, config, str(config.test), "x", "y")
     named = {"classes_test": of_test["classes"]} if "classes" in of_test else {}
-    return make_source({**arrays, **named}, config, str(path), test)
+    return _note_unread(make_source({**arrays, **named}, config, str(path), test), arrays, config)
+
+
+def _note_unread(source: Source, arrays: ArraysByName, config: DataConfig) -> Source:
+    """Return the source with a remark on the arrays of its file that are not read."""
+    of_rows = [*(config.inputs or ("x",)), "y", "domain", *(("group", config.group_by) if config.group_by else ())]
+    of_test = [f"{name}_test" for name in of_rows] if source.test is not None and config.test is None else []
+    unread = [name for name in arrays if name not in (*of_rows, *of_test, "classes")]
+    note = [f"{source.place}: arrays {list_names(unread)} are not read"] if unread else []
+    return replace(source, notes=(*source.notes, *note))
 
 
 def read_medmnist(config: DataConfig) -> Source:
@@ -89,7 +100,8 @@ def make_source(arrays: ArraysByName, config: DataConfig, place: str, test: Part
         test = _make_part(arrays, config, place, "x_test", "y_test", "_test")
     notes = list_roundings(read_inputs(arrays, config.inputs, "x", place), place)
     names, of_test = (
-        None if one is None else tuple(str(c) for c in one.tolist()) for one in map(arrays.get, ("classes", "classes_test"))
+        tuple(convert_names(np.ravel(arrays[name]), name, place).tolist()) if arrays.get(name) is not None else None
+        for name in ("classes", "classes_test")
     )
     return check_test_classes(Source(place, train, test, names, notes=tuple(notes)), of_test)
 
@@ -174,8 +186,10 @@ def _make_part(arrays: ArraysByName, config: DataConfig, place: str, x: str, y: 
             raise DataError(
                 f"{place}: data.group_by needs an array '{config.group_by}{suffix}'; it has {list_names(list(arrays))}"
             )
-        groups = _fit_column(arrays[group], len(examples), group, place).astype(str)
-    domains = _fit_column(arrays[domain], len(examples), domain, place).astype(str) if domain in arrays else None
+        groups = convert_names(_fit_column(arrays[group], len(examples), group, place), group, place)
+    domains = None
+    if domain in arrays:
+        domains = convert_names(_fit_column(arrays[domain], len(examples), domain, place), domain, place)
     return Part(examples, fit_targets(targets, len(examples), y, place), where, groups, domains)
 
 
@@ -188,6 +202,15 @@ def fit_targets(targets: npt.NDArray[Any], rows: int, name: str, place: str) -> 
     if targets.ndim < 2 or targets.shape[1:] == (1,) or len(targets) != rows:
         return _fit_column(targets, rows, name, place)
     return targets
+
+
+def convert_names(values: npt.NDArray[Any], name: str, place: str) -> Names:
+    """Return values [n] as text; bytes are UTF-8 text. name: of the array in messages. Raises DataError for other bytes."""
+    try:
+        return np.char.decode(values, "utf-8") if values.dtype.kind == "S" else values.astype(str)
+    except UnicodeDecodeError:
+        fix = f"decode them, for example by numpy.char.decode({name}, 'latin-1')"
+        raise DataError(f"{place}: array {name!r} holds bytes that are not UTF-8 text; {fix}") from None
 
 
 def _fit_column(values: npt.NDArray[Any], rows: int, name: str, place: str) -> npt.NDArray[Any]:

@@ -125,6 +125,12 @@ def describe_files(files: Sequence[Path]) -> tuple[dict[str, dict[str, int]], li
             f"{format_count(len(transparent), 'image')} can have transparent parts ({transparent[0]}, for example); "
             "these parts are read on a white background"
         )
+    uneven = [(file, about["gaps"]) for file, about in zip(files, descriptions, strict=True) if about.get("gaps")]
+    if uneven:
+        notes.append(
+            f"{format_count(len(uneven), 'volume')} of slices at uneven distances ({uneven[0][0]}: {uneven[0][1]} mm, for "
+            "example): slices may be missing, and the distances are not evened out"
+        )
     if len(spacings := counts["spacings"].most_common()) > 1:
         notes.append(
             f"the files have {len(spacings)} spacings, {spacings[0][0]} and {spacings[-1][0]} mm for example; they are not "

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from fedmutual.errors import BadRows, DataError, format_error
 
 PACKAGES = {".dcm": "pydicom", ".dicom": "pydicom", ".nii": "nibabel", ".nii.gz": "nibabel"}
+_EVEN = 1.1  # the greatest distance of two slices, over the least, in a volume without a gap
 INSTALL = "pip install 'fedmutual[medical]'"
 
 
@@ -54,13 +55,16 @@ def read_volume(path: Path) -> npt.NDArray[Any]:
         Exception: the package cannot read the file, or the array has no such axes.
     """
     if path.is_dir():
-        slices = [_read_dicom(file) for file in _sort_slices(list_slices(path))]
+        slices = [_read_dicom(file) for file in _sort_slices(list_slices(path))[0]]
         if len({one.shape for one in slices}) > 1:
             raise ValueError("its slices differ in their numbers of rows, columns or frames")
         return np.stack(slices, 1)
     if _is_dicom(path):
         return _read_dicom(path)
-    x = _load_nifti(path).get_fdata(dtype=np.float32)
+    image = _load_nifti(path)
+    if image.get_data_dtype().kind == "c":
+        raise ValueError("it holds complex numbers")
+    x = image.get_fdata(dtype=np.float32)
     x = x[:, :, :, 0] if x.ndim == 5 and x.shape[3] == 1 else x  # vectors, such as the channels that some programs write
     if x.ndim not in (2, 3, 4):
         raise ValueError(f"it has {x.ndim} axes")
@@ -126,15 +130,26 @@ def _read_header(file: Path) -> Any:
         raise BadRows(f"{file} cannot be read as .dcm ({format_error(problem)}); fix or remove it") from None
 
 
-def _sort_slices(files: Sequence[Path]) -> list[Path]:
-    """Return DICOM files in their order in space: by the position along the normal of the slices, else by number."""
+def _sort_slices(files: Sequence[Path]) -> tuple[list[Path], list[float]]:
+    """Return DICOM files in their order in space, by the position along the normal of the slices, and the distances in mm.
+
+    Where a file has no position, the order is that of the numbers of the slices, and there are no distances.
+
+    Raises:
+        ValueError: the slices have no order, or different orientations.
+    """
     headers = {file: _read_header(file) for file in files}
+    axes = [one for header in headers.values() if (one := header.get("ImageOrientationPatient"))]
+    if not all(np.allclose(one, axes[0], atol=0.01) for one in axes):
+        raise ValueError("its slices have different orientations, so they are no volume")
     positions: dict[Path, Any] = {file: _find_position(header) for file, header in headers.items()}
-    if None in positions.values():
+    are_places = None not in positions.values()
+    if not are_places:
         positions = {file: header.get("InstanceNumber") for file, header in headers.items()}
     if None in positions.values() or len(set(positions.values())) < len(files):
         raise ValueError("a slice has no ImagePositionPatient or InstanceNumber, or has that of another slice")
-    return sorted(files, key=positions.__getitem__)
+    ordered = sorted(files, key=positions.__getitem__)
+    return ordered, np.diff([positions[file] for file in ordered]).tolist() if are_places else []
 
 
 def _find_position(header: Any) -> float | None:
@@ -155,16 +170,23 @@ def _load_nifti(path: Path) -> Any:
 def describe_volume(path: Path) -> dict[str, str]:
     """Return the format, the mode, the size, the conversion and the spacing (in mm, in the order of the size) of a file.
 
+    Of slices with uneven distances, "gaps" are the least and the greatest distance in mm.
+
     Raises:
         Exception: the package cannot read the file.
     """
+    gaps = ""
     if _is_dicom(path):
         slices = list_slices(path) if path.is_dir() else []
         file = _read_header(slices[0] if slices else path)
         frames, kind = int(file.get("NumberOfFrames", 1)), file.PhotometricInterpretation
         slope = (float(file.get("RescaleSlope", 1)), float(file.get("RescaleIntercept", 0)))
         done = [f"rescaled by slope {slope[0]:g} and intercept {slope[1]:g}"] if slope != (1, 0) else []
+        distances = _sort_slices(slices)[1] if slices else []
         spacing = file.get("PixelSpacing") or file.get("ImagerPixelSpacing") or ()
+        spacing = [float(np.median(distances)), *spacing] if distances and spacing else spacing
+        if distances and max(distances) > _EVEN * min(distances):
+            gaps = f"{min(distances):.4g} to {max(distances):.4g}"
         sides = [*([frames] if frames > 1 else [len(slices)] if slices else []), file.Rows, file.Columns]
         about = (
             "DICOM slices" if slices else "DICOM",
@@ -184,4 +206,5 @@ def describe_volume(path: Path) -> dict[str, str]:
         "sizes": " x ".join(map(str, sides)),
         "conversions": ", ".join(about[2]),
         "spacings": " x ".join(f"{float(v):.4g}" for v in spacing),
+        "gaps": gaps,
     }

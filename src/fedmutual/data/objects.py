@@ -26,7 +26,7 @@ from torch.utils.data import (
 
 from fedmutual.calling import list_tensors
 from fedmutual.config import DataConfig
-from fedmutual.data.arrays import check_test_classes, fit_targets, list_roundings, make_source
+from fedmutual.data.arrays import check_test_classes, convert_names, fit_targets, list_roundings, make_source
 from fedmutual.data.convert import BY_NAME, are_series, list_rows, name_inputs, pad_inputs
 from fedmutual.data.examples import WANTED_ITEMS, DatasetExamples, Part, Source, choose_evenly, describe_columns, split_item
 from fedmutual.errors import ConfigError, DataError, format_error
@@ -145,8 +145,8 @@ def _make_part(dataset: "Dataset[Any]", config: DataConfig, place: str, lengths:
                 f"{place}: data.group_by = {config.group_by!r} needs an attribute of that name, a value an example"
             )
     groups, domains = (
-        None if values is None else np.asarray(values).astype(str)
-        for values in (groups, _read_attribute(dataset, "domains"))
+        None if values is None else convert_names(np.asarray(values), name, place)
+        for values, name in ((groups, config.group_by or ""), (_read_attribute(dataset, "domains"), "domains"))
     )
     labels = _read_labels(dataset, place)
     examples = DatasetExamples(dataset, place, lengths=lengths)

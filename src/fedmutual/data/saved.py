@@ -1,6 +1,7 @@
 """A folder that the library datasets of Hugging Face saved on disk (`save_to_disk`): its splits train and test."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from fedmutual.errors import ConfigError, DataError, format_error
 
 
 def read_saved(config: DataConfig) -> Source:
-    """Return the data of the folder data.root; all columns but those of the label are inputs, unless data.inputs names them.
+    """Return the data of the folder data.root; inputs are all columns but those of data.label, or data.inputs.
 
     Raises:
         ConfigError: data.root is not set, or the package datasets is missing.
@@ -32,7 +33,11 @@ def read_saved(config: DataConfig) -> Source:
     lengths = {name: config.length or max(_find_length(split, name) for split in used) for name in columns}
     arrays, *tests = (_read_split(split, config, str(path), lengths) for split in used)
     arrays |= {f"{key}_test": value for test in tests for key, value in test.items()}
-    return make_source(arrays, config.model_copy(update={"inputs": None}), str(path))
+    source = make_source(arrays, config.model_copy(update={"inputs": None}), str(path))
+    unread = [name for name in splits if name not in ("train", "test")]
+    notes = [f"{path}: splits {list_names(unread)} are not read; only 'train' and 'test' are"] if unread else []
+    source = replace(source, notes=(*source.notes, *notes))
+    return source if isinstance(config.label, str) else replace(source, classes=config.label, label_columns=config.label)
 
 
 def read_rows(path: Path, config: DataConfig, shape: Shape, labelled: bool) -> dict[str, Any]:
@@ -69,7 +74,7 @@ def _load(path: Path) -> Mapping[str, Any]:
 
 def _list_inputs(split: Any, config: DataConfig, named: Sequence[str] | None) -> list[str]:
     """Return the columns that are inputs beside the text. named: those that data.inputs or a model names; None: all."""
-    rest = {config.label_columns[0], config.group_by, "domain", *(config.text or ())}
+    rest = {*config.label_columns, config.group_by, "domain", *(config.text or ())}
     return [name for name in split.column_names if name not in rest] if named is None else [*named]
 
 
@@ -83,12 +88,12 @@ def _find_length(split: Any, name: str) -> int:
 def _read_split(
     split: Any, config: DataConfig, place: str, lengths: Mapping[str, int], labelled: bool = True
 ) -> dict[str, Any]:
-    """Return the arrays x and y of one split, its classes, and those of groups and domains.
+    """Return the arrays x and y of one split, its classes, and those of groups and domains; y is [n, L] of a list of labels.
 
     lengths: the columns of inputs, each with the steps of its series.
     """
-    label, text = config.label_columns[0], config.text or ()
-    for name in (n for n in (*((label,) if labelled else ()), *text, *lengths) if n not in split.column_names):
+    label, text = config.label, config.text or ()
+    for name in (n for n in (*(config.label_columns if labelled else ()), *text, *lengths) if n not in split.column_names):
         raise DataError(f"{place}: there is no column {name!r}; {describe_columns(split.column_names, name)}")
     table = split.with_format("numpy")
     inputs = {name: _read_column(table[name][:], length) for name, length in lengths.items()}
@@ -99,7 +104,9 @@ def _read_split(
     others: dict[str, Any] = {
         name: np.asarray(split[name]) for name in (config.group_by, "domain") if name and name in split.column_names
     }
-    if labelled:
+    if labelled and not isinstance(label, str):
+        others["y"] = np.stack([np.asarray(split[name]) for name in label], 1)
+    elif labelled:
         names = getattr(split.features[label], "names", None)
         others |= {"y": np.asarray(split[label]), **({} if names is None else {"classes": np.array(names)})}
     return {"x": inputs if len(inputs) != 1 else next(iter(inputs.values())), **others}
