@@ -117,15 +117,24 @@ def test_local_only_training_has_the_rounds_of_its_setting(nine):
     assert plan_sweep(nine, grid, halving=True).most_trainings == 6 + 2
 
 
+NO_SCORE = (
+    "accuracy is undefined on the hold-out rows, as where a label or an event is absent from them; hold out more rows with "
+    "split.holdout"
+)
+
+
 @pytest.mark.parametrize(
     ("rounds", "diverged", "seeds", "failure"),
     [
         ((None, None), (1, 1), 1, "every setting diverged"),
         ((None, None), (1, 1), 3, "every setting diverged in at least one seed"),
+        ((None, None), (0, 0), 1, NO_SCORE),
+        ((None, None), (1, 0), 1, NO_SCORE),
         ((1, 3), (0, 1), 1, "every setting that halving continued to round 3 diverged; the others were ended early"),
     ],
 )
-def test_a_search_without_a_choice_says_what_diverged(rounds, diverged, seeds, failure):
+def test_a_search_without_a_choice_says_what_diverged(monkeypatch, rounds, diverged, seeds, failure):
+    monkeypatch.setattr("fedmutual.report.choice._read_finished", lambda *_: ())
     folders = dict.fromkeys(range(seeds), Path("s"))
     ended = [dict.fromkeys(range(n), "Diverged") for n in diverged]
     tried = tuple(ScoredTrial({}, "lr", folders, how, None, None, n) for n, how in zip(rounds, ended, strict=True))

@@ -361,7 +361,7 @@ def test_clients_of_other_tasks_have_no_part_in_the_choice(tmp_path, in_tmp_path
     assert (len(scores), len(shares)) == (4, 3)
     assert swept.tried[1].last.mean == pytest.approx(sum(shares) / 3)
     (warning_text,) = [warning for warning in swept.warnings if "no accuracy" in warning]
-    assert warning_text == "the choice does not count 'light': its task has no accuracy"
+    assert warning_text == "the choice does not count 'light', which has no accuracy on hold-out rows"
 
 
 def last_line(folder):

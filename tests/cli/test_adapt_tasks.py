@@ -85,6 +85,27 @@ def test_the_main_metric_compares_the_ways(in_tmp_path, cli, write, metric, titl
     assert expected in sentence.split("(")[0]
 
 
+def test_a_metric_that_is_undefined_on_the_rows_is_told_by_adapt_sweep_and_report(in_tmp_path, cli):
+    """The rows of one class of labels have no AUROC: a newcomer's validation rows, and all rows of a sweep."""
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(80, 4)).astype("float32")
+    for name, y in (("old", x[:, :2] > 0), ("new", np.zeros((80, 2)))):
+        np.savez(f"{name}.npz", x=x, y=y.astype("float32"))
+    words = {"source": "npz", "old": "old.npz", "new": "new.npz", "network": "mlp", "task": "multilabel"}
+    Path("run.toml").write_text(RUN.format(**words))
+    Path("new.toml").write_text(NEWCOMER.format(**words))
+    cli.run("run", "run.toml", "--out", "r")
+    said = cli.fail("adapt", "r", "--data", "new.toml", "--examples", "20", "--seeds", "1", "--out", "a")
+    assert "new.toml: macro AUROC is undefined on the newcomer's validation rows" in said
+    assert not Path("a").exists(), "nothing was trained"
+    Path("empty.toml").write_text(RUN.format(**words | {"old": "new.npz"}))
+    said = cli.fail("sweep", "empty.toml", "--set", "optimizer.lr=0.01,0.1", "--out", "s")
+    assert "macro AUROC is undefined on the hold-out rows" in said
+    assert "diverged" not in said
+    out, _ = cli.run("compare", "empty.toml", "--methods", "fml,independent", "--seeds", "1", "--out", "c")
+    assert "macro AUROC is undefined on the clients' rows" in " ".join(out.split())
+
+
 def test_another_task_than_that_of_the_run_is_refused(in_tmp_path, cli):
     words = write_numbers()
     Path("run.toml").write_text(RUN.format(**words))

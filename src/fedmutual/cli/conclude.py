@@ -82,7 +82,7 @@ def print_sweep(result: "Sweep", file: Path) -> None:
     for tried in result.tried:
         if tried.last is None or tried.best is None:
             seeds = "" if len(tried.folders) == 1 else f" ({len(tried.diverged)} of {len(tried.folders)} seeds)"
-            cells = [f"diverged{seeds}"]
+            cells = [f"diverged{seeds}" if tried.diverged else "n/a"]
         else:
             digits = 2 if tried.examples >= 5000 else 1  # 2: where an example weighs 0.02 % or less
             scale = MetricScale(digits, tried.metric)
@@ -117,6 +117,8 @@ def print_sweep(result: "Sweep", file: Path) -> None:
     for line in [*lines, f"all trainings: {format_cost(result.budget)}", f"all results: {result.folder / RESULT}"]:
         print_text(line, soft_wrap=True)
     if not result.chosen:
+        if not any(tried.diverged for tried in result.tried):
+            exit_with_error(result.failure, Code.BAD_INPUT)
         exit_with_error(f"{result.failure}. A smaller optimizer.lr is the usual fix", Code.DIVERGED)
 
 

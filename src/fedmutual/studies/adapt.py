@@ -89,20 +89,38 @@ def adapt(
         about = {"format": 1, "name": first.name, "from": shared.describe(), "fine-tuned": tuned.describe()}
         _check_same(folder, about, resume)
         check_folders(study.runs, resume)
-        write_json(folder / ADAPT, about)
-        train_runs(study.runs, resume, watch)
         metric = get_metric(make_task(shared.config.training.task))
         assert metric is not None  # `_SourceRun` has looked
+        first_way = {size: setting.config for (way, size), setting in settings.items() if way == newcomer.ways[0]}
+        unchanged = _score_unchanged(shared, first_way, study.seeds, read, metric.name)
+        if any(None in of_seeds.values() for of_seeds in (unchanged["as it is"] or {}).values()):
+            raise DataError(f"{file}: {_describe_undefined(metric.title)}")
+        write_json(folder / ADAPT, about)
+        train_runs(study.runs, resume, watch)
         scores = "val_accuracy" if metric == ACCURACY else "val_metric"
         results: Table = {way: {} for way in newcomer.ways}
         for (way, size), setting in settings.items():
             runs = study.open_runs(setting)
-            results[way][size] = {str(seed): run.summary["personal"][scores]["last"]["mean"] for seed, run in runs.items()}
+            results[way][size] = {str(seed): _get_last_mean(run, scores, metric.title) for seed, run in runs.items()}
         networks = {way: (config.model.personal or (config.model.shared,))[0] for way, config in config_by_way.items()}
         about |= {"rounds": first.rounds, "seeds": [*study.seeds], "networks": networks}
         about |= {"accuracy": results} if metric == ACCURACY else {"metric": asdict(metric), "values": results}
-        first_way = {size: setting.config for (way, size), setting in settings.items() if way == newcomer.ways[0]}
-        write_json(folder / ADAPT, about | _score_unchanged(shared, first_way, study.seeds, read, metric.name))
+        write_json(folder / ADAPT, about | unchanged)
+
+
+def _get_last_mean(run: Run, scores: str, title: str) -> float:
+    """Return the newcomer's main metric after the last round. Raises DataError if the metric is undefined on its rows."""
+    if (found := run.summary["personal"][scores]) is None:
+        raise DataError(f"{run.folder}: {_describe_undefined(title)}")
+    mean: float = found["last"]["mean"]
+    return mean
+
+
+def _describe_undefined(title: str) -> str:
+    return (
+        f"{title} is undefined on the newcomer's validation rows, as where a label or an event is absent from them; take "
+        "more rows with split.validation = 0.3"
+    )
 
 
 def parse_sizes(text: str) -> tuple[int | None, ...]:

@@ -89,6 +89,12 @@ class Sweep:
             return ""
         last, seeds = max(t.round or 0 for t in self.tried), max(len(t.folders) for t in self.tried)
         how = "diverged in at least one seed" if seeds > 1 else "diverged"
+        unscored = [t for t in self.tried if (t.round or 0) == last and not t.diverged]
+        if unscored:
+            return (
+                f"{unscored[0].metric.title} is undefined on the hold-out rows, as where a label or an event is absent from "
+                "them; hold out more rows with split.holdout"
+            )
         if all(t.diverged for t in self.tried):
             return f"every setting {how}"
         return f"every setting that halving continued to round {last} {how}; the others were ended early"
