@@ -230,6 +230,22 @@ def test_an_absent_site_gets_no_letter_and_delays_no_site(tmp_path):
     assert count_bytes(federation, "up", "local")[3] == dict.fromkeys(federation.sites, 2 * LETTER)
 
 
+@pytest.mark.parametrize(("late", "notes"), [(("north", "south", "west"), 0), (("west",), 2)])
+def test_late_sites_get_messages_where_the_round_waits_for_them(tmp_path, late, notes):
+    """Else all that are slow at the start would compare no seed sets. A quorum without the late site does not wait for it."""
+    federation = federate(tmp_path, SEEDED | {"rounds": 1})
+    federation.transport.late = late
+    federation.transport.before = lambda round, phase: setattr(federation.transport, "late", ())
+    federation.run()
+    assert (
+        federation.notes
+        == [
+            f"note at the start: site 'west' left out the message of {i!r}: its message did not arrive"
+            for i in ("north", "south")
+        ][:notes]
+    )
+
+
 def test_a_site_that_returns_within_a_round_receives_no_messages(tmp_path):
     federation = federate(tmp_path)
 

@@ -111,8 +111,10 @@ class SitesEngine(Engine):
         joined = [i for i in inboxes if i not in excluded and self._contract.sites.takes_part(i, at.round)]
         inboxes = {i: inboxes[i] for i in joined}
         orders = {i: (Order(WORK, at.round, at.phase), inbox | self.scaling) for i, inbox in inboxes.items()}
-        if self._peer_to_peer:  # sending to an unresponsive site would block the sender
-            receivers = inboxes.keys() & set(self._transport.list_connected()) - set(self._transport.list_late())
+        if self._peer_to_peer:
+            connected = inboxes.keys() & set(self._transport.list_connected())
+            prompt = connected - set(self._transport.list_late())  # sending to an unresponsive site would block the sender
+            receivers = prompt if len(prompt) >= self._contract.quorum else connected  # the round waits for late ones, too
             senders = self._journal.settle_senders(at.round, at.phase, self._finished) if at.phase else None
             order = Order(WORK, at.round, at.phase, senders, tuple(sorted(receivers)))
             orders = dict.fromkeys(inboxes, (order, {}))

@@ -37,18 +37,8 @@ Facts = dict[str, Any]
 Score = tuple[int, str, str, str, Mapping[str, Any]]
 """The scores of a model: round, site, model, rows ("validation"), and values by name."""
 
-SITE_WORDS = {  # how a site stands, for the server and leads: word -> its rule; the first rule that applies
-    "left": "its last message said that it leaves",
-    "excluded": "the server sends it no more orders, for the reason beside it",
-    "joins later": "its first round is not done",
-    "lost": "its connection ended without notice, or it has never connected",
-    "paused": "it told the server that its process ends; or it is connected, and gave no usable answer in the last phase",
-    "late": "it is connected, and its heartbeat, or its last answer in this job, is overdue",
-    "restarting": "it is connected, and not in the job; the server restarts the job for it, or restarts it anyway",
-    "evaluates": "it is connected, and only scores the shared model",
-    "waiting": "it is connected, and no round is under way",
-    "takes part": "it did its part of the last phase",
-}
+# how a site stands, for the server and leads: the first word whose rule applies; docs/sites.md has the rules
+SITE_WORDS = "left", "excluded", "joins later", "lost", "paused", "late", "restarting", "evaluates", "waiting", "takes part"
 LEFT_WORD, EXCLUDED, JOINS, LOST, PAUSED, LATE, RESTARTING, EVALUATES, WAITING, PRESENT = SITE_WORDS
 
 
