@@ -170,6 +170,13 @@ def small(tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def held_out_config(small):
+    """Return the path of the small experiment's file, with hold-out rows."""
+    small.write_text(small.read_text().replace("split = { test = 0.5 }", "split = { test = 0.1, holdout = 0.2 }"))
+    return small
+
+
+@pytest.fixture
 def in_float64():
     """Compute in float64, so that a result by hand is equal to 1e-12."""
     torch.set_default_dtype(torch.float64)

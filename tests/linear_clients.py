@@ -45,8 +45,8 @@ def stacked(w):
 
 
 def softmax(z):
-    e = np.exp(z - z.max(1, keepdims=True))
-    return e / e.sum(1, keepdims=True)
+    e = np.exp(z - z.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
 
 
 def gradient(i, w, teacher=None, a=1.0, t=1.0):

@@ -79,3 +79,14 @@ class Median(Regression):
     def score(self, output, target):
         return {"examples": len(target), "median_error": (output.squeeze(-1) - target).abs().median().item()}
 """
+
+RUN = """
+name = "{name}"
+rounds = 1
+data = {data}
+partition = {{ kind = "iid", clients = 2 }}
+split = {{ test = 0.3 }}
+model = {{ shared = "mlp" }}
+training = {{ local_epochs = 1, batch_size = 8 }}
+engine = {{ device = "cpu" }}
+"""

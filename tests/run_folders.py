@@ -1,5 +1,6 @@
 """Write run folders with artificial numbers, in the format that fedmutual writes."""
 
+import csv
 import hashlib
 import io
 import json
@@ -156,10 +157,20 @@ def compare_folders(folders: Sequence[Path | RunFacts]) -> list[RunComparison]:
     return make_comparisons(read_runs(folders))
 
 
+def make_comparison(folders: Sequence[Path | RunFacts]) -> RunComparison:
+    """Return the one comparison that run folders make."""
+    (comparison,) = compare_folders(folders)
+    return comparison
+
+
+def read_table(table: PageTable) -> list[dict[str, str]]:
+    """Return the rows of the CSV file of a table."""
+    return list(csv.DictReader(io.StringIO(table.csv)))
+
+
 def list_findings(folders: Sequence[Path]) -> list[str]:
     """Return the answer and all findings of the one comparison that the folders make."""
-    (comparison,) = compare_folders(folders)
-    verdict = judge(comparison)
+    verdict = judge(make_comparison(folders))
     return [verdict.lead, *verdict.sentences]
 
 

@@ -506,12 +506,6 @@ def test_a_class_may_be_ruled_out_by_minus_infinity(tables):
     assert run.predict(tables["north"].iloc[:1, :-1].astype("float32")).iloc[0].tolist() == [0.0, 1.0]
 
 
-def test_an_existing_run_is_not_overwritten(tables, tmp_path):
-    fedmutual.federate(sites(tables), "fedavg", "mlp", out=tmp_path / "a", **QUICK)
-    with pytest.raises(UserError, match="holds a run already; add --resume"):
-        fedmutual.federate(sites(tables), "fedavg", "mlp", out=tmp_path / "a", **QUICK)
-
-
 def test_history_of_a_run_without_scores_is_an_empty_table(tmp_path):
     from fedmutual.results.frame import read_scores
 

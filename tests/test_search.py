@@ -12,6 +12,7 @@ from fedmutual.events import Evaluated, Replied
 from fedmutual.report.choice import ScoredTrial
 from fedmutual.studies.compare import tune
 from fedmutual.studies.sweep import Sweep, plan_combinations, plan_sweep, sweep
+from log_lines import read_lines, read_trials
 
 RATES = [1e-6, 1e-5, 1e-4, 0.001, 0.01, 0.02, 0.05, 0.1, 0.2]
 FEDAVG = {"algorithm.name": ["fedavg"]}
@@ -37,7 +38,7 @@ def read_means(folder, round):
     """The mean hold-out accuracy over clients of each setting after a round, from the run folders."""
     means = {}
     for log in Path(folder).rglob("metrics.jsonl"):
-        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        lines = read_lines(log)
         scores = [
             s["accuracy"] for line in lines if line["round"] == round for s in line["scores"] if s["data"] == "holdout"
         ]
@@ -182,10 +183,6 @@ def test_a_search_that_cannot_be_made_is_refused_before_training(nine, grid, mor
     with pytest.raises(ConfigError) as problem:
         plan_sweep(nine, grid, **more)
     assert message in str(problem.value)
-
-
-def read_trials(folder):
-    return [setting["set"] for setting in json.loads((Path(folder) / "sweep.json").read_text())["settings"]]
 
 
 def test_methods_are_tuned_with_equal_draws_and_the_configured_setting_first(nine):

@@ -12,7 +12,7 @@ import fedmutual
 import objectives
 from fedmutual.config import load_config
 from fedmutual.core import Diverged
-from fedmutual.errors import ConfigError, RunError
+from fedmutual.errors import ConfigError
 from fedmutual.events import Evaluated, Finished, Replied
 from fedmutual.studies.compare import compare
 from fedmutual.studies.sweep import plan_sweep, sweep
@@ -20,13 +20,6 @@ from fedmutual.studies.sweep import plan_sweep, sweep
 pytestmark = pytest.mark.long
 
 RATES = [1e-6, 0.1]
-
-
-@pytest.fixture
-def held_out_config(small):
-    """The small experiment with hold-out rows."""
-    small.write_text(small.read_text().replace("split = { test = 0.5 }", "split = { test = 0.1, holdout = 0.2 }"))
-    return small
 
 
 def result(folder):
@@ -204,14 +197,6 @@ def test_a_grid_may_grow_on_resume(held_out_config):
     assert {name for name, e in seen if isinstance(e, Finished)} == {"lr=0.2, seed 0", "independent, lr=0.2, seed 0"}
 
 
-def test_a_used_folder_is_not_written_into(held_out_config):
-    sweep(held_out_config, {"optimizer.lr": RATES, "rounds": [1]}, out="s")
-    with pytest.raises(RunError, match="holds a run already; add --resume"):
-        sweep(held_out_config, {"optimizer.lr": RATES, "rounds": [1]}, out="s")
-    with pytest.raises(RunError, match=r"was started with another 'algorithm.alpha'"):
-        sweep(held_out_config, {"optimizer.lr": RATES, "rounds": [1], "algorithm.alpha": [0.9]}, out="s", resume=True)
-
-
 def test_missing_hold_out_rows_are_made_with_a_remark(small):
     with pytest.warns(UserWarning, match=r"split.holdout = 0.1 is set for the sweep: a tenth") as caught:
         swept = sweep(small, {"optimizer.lr": RATES, "rounds": [1]}, out="s")
@@ -320,20 +305,6 @@ def test_stacked_runs_go_on_at_once_and_one_that_diverges_stops_no_other(held_ou
 def test_networks_of_unlike_shapes_are_stacked_apart(held_out_config):
     swept = sweep(held_out_config, {"model.shared": ["mlp", "cnn1"], "rounds": [1], "engine.name": ["stacked"]}, out="s")
     assert all(t.last for t in swept.tried)
-
-
-def test_errors_other_than_divergence_stop_the_sweep(held_out_config, monkeypatch):
-    def watch(name):
-        def refuse(event):
-            if isinstance(event, Replied):
-                raise RuntimeError("made up")
-
-        return refuse
-
-    for engine in ("inprocess", "stacked"):
-        with pytest.raises(RuntimeError, match="made up"):
-            sweep(held_out_config, {"optimizer.lr": RATES, "engine.name": [engine]}, out=engine, watch=watch)
-        assert not Path(engine, "sweep.json").exists()
 
 
 def test_a_run_that_diverged_is_tried_again_from_its_last_saved_round_on_resume(held_out_config):

@@ -12,10 +12,7 @@ from fedmutual.algorithms.registry import METHODS
 from fedmutual.config import list_setting_types, list_tunable_settings, replace_algorithm
 from fedmutual.config.methods import list_tried_values
 from fedmutual.studies.compare import tune
-
-
-def trials(folder):
-    return [setting["set"] for setting in json.loads((Path(folder) / "sweep.json").read_text())["settings"]]
+from log_lines import read_trials
 
 
 def tuned(small, method, most, **more):
@@ -25,7 +22,7 @@ def tuned(small, method, most, **more):
 
 def test_half_of_the_trials_go_to_the_learning_rate_and_the_rest_to_the_methods_settings(small):
     choice = tuned(small, "fedprox", 6)
-    tried = trials("c/tune/fedprox")
+    tried = read_trials("c/tune/fedprox")
     assert [t["optimizer.lr"] for t in tried[:3]] == ["0.01", "0.003", "0.03"]
     assert {t["algorithm.mu"] for t in tried[:3]} == {"0.01"}
     assert [t["algorithm.mu"] for t in tried[3:]] == ["0.001", "0.1", "1.0"]
@@ -42,12 +39,12 @@ def best_rate(tried, folder):
 
 def test_a_method_without_settings_tries_learning_rates_alone(small):
     assert tuned(small, "independent", 4).tried == 4
-    assert [t["optimizer.lr"] for t in trials("c/tune/independent")] == ["0.01", "0.003", "0.03", "0.001"]
+    assert [t["optimizer.lr"] for t in read_trials("c/tune/independent")] == ["0.01", "0.003", "0.03", "0.001"]
 
 
 def test_a_key_that_is_fixed_is_not_tuned(small):
     choice = tuned(small, "fedprox", 4, fixed={"optimizer.lr"})
-    assert [t["algorithm.mu"] for t in trials("c/tune/fedprox")] == ["0.01", "0.001", "0.1", "1.0"]
+    assert [t["algorithm.mu"] for t in read_trials("c/tune/fedprox")] == ["0.01", "0.001", "0.1", "1.0"]
     assert set(choice.values) == {"algorithm.mu"}
     assert tuned(small, "fedavg", 4, fixed={"optimizer.lr"}).values == {}
 

@@ -14,15 +14,11 @@ from fedmutual.algorithms.peers import choose_partners, get_members, make_agreed
 from fedmutual.boundary import release
 from fedmutual.core import At, Disagreed
 from fedmutual.events import Noted, PhaseDone
+from linear_clients import softmax
 from peers import LR, node, nodes, noise, run, seeds
 from toy import Rows, difference, federation, mlp, weights
 
 # --- one round by hand -----------------------------------------------------------------------------------------------
-
-
-def softmax(z):
-    e = np.exp(z - z.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
 
 
 def pull(w, x, target, weight=1.0):

@@ -14,13 +14,9 @@ from fedmutual.core import At
 from fedmutual.events import Noted
 from fedmutual.losses import Regression
 from fedmutual.stepping import with_client_settings
+from linear_clients import softmax
 from peers import LR, node, nodes, run, seeds
 from toy import Rows, federation
-
-
-def softmax(z):
-    e = np.exp(z - z.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
 
 
 def learned(w, x, y):

@@ -168,14 +168,6 @@ def test_a_diverging_client_stops_the_run_and_the_last_good_state_is_kept(small,
     assert "stopped in round 3: Diverged" in (folder / "log.txt").read_text()
 
 
-def test_a_comparison_names_its_diverged_runs(small, cli):
-    rate = 'optimizer.lr={ start = 0.01, end = 1e30, shape = "step" }'
-    code, _, err = cli("compare", small, "--methods", "fedavg,fml", "--seeds", 1, "--set", "rounds=2", "--set", rate)
-    assert code == 3
-    assert "error: fedavg, seed 0: client '" in err
-    assert "diverged in round 2 at batch" in err
-
-
 def make_bomb(folder, other):
     class Bomb:
         def __reduce__(self):

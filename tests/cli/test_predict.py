@@ -17,20 +17,9 @@ import fedmutual
 from fedmutual import data
 from fedmutual.models import build
 from fedmutual.studies import predict
-from own_data import everything, folder, image
+from own_data import RUN, everything, folder, image
 
 pytestmark = pytest.mark.run
-
-RUN = """
-name = "{name}"
-rounds = 1
-data = {data}
-partition = {{ kind = "iid", clients = 2 }}
-split = {{ test = 0.3 }}
-model = {{ shared = "mlp", personal = ["mlp", "cnn1"] }}
-training = {{ local_epochs = 1, batch_size = 8 }}
-engine = {{ device = "cpu" }}
-"""
 
 
 @pytest.fixture
@@ -39,7 +28,7 @@ def pictures(tmp_path, in_tmp_path):
     folder(tmp_path / "images", {"cat": 12, "dog": 12, "owl": 12})
     given = '{ name = "folder", root = "images", size = [8, 9], mean = [0.4, 0.3, 0.6], std = [0.2, 0.1, 0.3] }'
     (tmp_path / "p.toml").write_text(RUN.format(name="p", data=given))
-    return fedmutual.run(fedmutual.load_config("p.toml"), "p")
+    return fedmutual.run(fedmutual.load_config("p.toml", **{"model.personal": ["mlp", "cnn1"]}), "p")
 
 
 @pytest.fixture
@@ -171,7 +160,7 @@ def test_rows_of_a_table_are_matched_by_column(tmp_path, in_tmp_path, cli):
     rng = np.random.default_rng(0)
     rows = [(rng.normal(k % 2, 0.2), rng.normal(), "ill" if k % 2 else "well") for k in range(60)]
     (tmp_path / "t.csv").write_text("pulse,age,label\n" + "".join(f"{a},{b},{c}\n" for a, b, c in rows))
-    text = RUN.format(name="t", data='{ name = "csv", root = "t.csv" }').replace('["mlp", "cnn1"]', '"mlp"')
+    text = RUN.format(name="t", data='{ name = "csv", root = "t.csv" }')
     (tmp_path / "t.toml").write_text(text)
     run = fedmutual.run(fedmutual.load_config("t.toml"), "t")
     (tmp_path / "new.csv").write_text("age,name,pulse\n0.5,Ann,1.1\n-0.5,Bob,0.1\n")

@@ -9,12 +9,9 @@ import torch
 
 import fedmutual
 from fedmutual.engines import child_process
+from log_lines import read_lines
 
 pytestmark = pytest.mark.run
-
-
-def read(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_the_summary_has_the_numbers_of_the_last_and_the_best_round(small, cli):
@@ -26,7 +23,7 @@ def test_the_summary_has_the_numbers_of_the_last_and_the_best_round(small, cli):
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["format"] == 1
     assert (summary["algorithm"], summary["rounds"], summary["seed"]) == ("fml", 3, 0)
-    lines = read(folder / "metrics.jsonl")
+    lines = read_lines(folder / "metrics.jsonl")
     assert [line["round"] for line in lines] == [1, 2, 3]
     test = [s["accuracy"] for line in lines for s in line["scores"] if s["client"] is None]
     accuracies = summary["global"]["test_accuracy"]
@@ -45,7 +42,7 @@ def test_the_ledger_counts_the_tensors_sent(small, cli):
     """An MLP 64-200-200-10: (64 + 1) 200 + (200 + 1) 200 + (200 + 1) 10 = 55,210 floats of 4 bytes."""
     cli("run", small)
     folder = small.parent / "runs" / "small"
-    lines = read(folder / "ledger.jsonl")
+    lines = read_lines(folder / "ledger.jsonl")
     assert len(lines) == 9
     assert {(line["down"], line["up"]) for line in lines} == {(220840, 220840)}
     summary = json.loads((folder / "summary.json").read_text())
@@ -184,10 +181,10 @@ def test_metrics_none_keeps_the_scores_at_the_client(small, cli):
     code, _, _ = cli("run", small)
     folder = small.parent / "runs" / "small"
     assert code == 0
-    for line in read(folder / "metrics.jsonl"):
+    for line in read_lines(folder / "metrics.jsonl"):
         assert set(line["train"]) == {"0", "2"}
         assert "1" not in {s["client"] for s in line["scores"]}
-    lines_of_client = read(folder / "clients/1/metrics.jsonl")
+    lines_of_client = read_lines(folder / "clients/1/metrics.jsonl")
     assert [line["round"] for line in lines_of_client] == [1, 2, 3]
     assert {s["data"] for s in lines_of_client[0]["scores"]} == {"validation", "test"}
     cli("run", small, "--set", "share.metrics=none", "--out", "all")
@@ -214,7 +211,7 @@ def test_local_batchnorm_leaves_no_complete_global_model(small, cli):
     assert set(run.summary["leaves"]["fml"]) == {"1.weight", "1.bias", "4.weight", "4.bias"}
     with pytest.raises(fedmutual.RunError, match="no complete global model"):
         run.global_model()
-    assert {s["model"] for s in read(run.folder / "metrics.jsonl")[-1]["scores"]} == {"personal", "meme"}
+    assert {s["model"] for s in read_lines(run.folder / "metrics.jsonl")[-1]["scores"]} == {"personal", "meme"}
 
 
 def test_a_shared_part_of_batchnorm_alone_that_stays_home_is_refused(small, cli):
@@ -251,11 +248,6 @@ def test_a_page_is_what_the_command_prints(cli, what, page):
     out, _ = cli.run("list", what)
     text = (Path(__file__).parents[2] / "docs" / page).read_text(encoding="utf-8")
     assert text == out, f"renew it: uv run fedmutual list {what} > docs/{page}"
-
-
-def test_data_show_draws_the_examples(small, cli):
-    out, _ = cli.run("data", "show", small)
-    assert "40" in out
 
 
 @pytest.mark.parametrize(

@@ -12,20 +12,9 @@ from sklearn.metrics import balanced_accuracy_score
 
 import fedmutual
 from fedmutual.losses import Classification, Regression
-from own_data import folder
+from own_data import RUN, folder
 
 pytestmark = pytest.mark.run
-
-RUN = """
-name = "{name}"
-rounds = 1
-data = {data}
-partition = {{ kind = "iid", clients = 2 }}
-split = {{ test = 0.3 }}
-model = {{ shared = "mlp" }}
-training = {{ local_epochs = 1, batch_size = 8 }}
-engine = {{ device = "cpu" }}
-"""
 
 
 @pytest.fixture

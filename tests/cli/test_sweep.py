@@ -12,12 +12,6 @@ from fedmutual.studies import side_by_side
 pytestmark = pytest.mark.run
 
 
-@pytest.fixture
-def held_out_config(small):
-    small.write_text(small.read_text().replace("split = { test = 0.5 }", "split = { test = 0.1, holdout = 0.2 }"))
-    return small
-
-
 def test_a_sweep_ends_with_a_table_and_a_command_that_runs(held_out_config, cli):
     given = ("--set", "optimizer.lr=1e-6,0.1", "--set", "algorithm.alpha={start=0.9,end=0.5},0.4", "--set", "rounds=2")
     out, _ = cli.run("sweep", held_out_config, *given)

@@ -143,12 +143,6 @@ def test_without_ray_the_error_names_the_fix(small, monkeypatch, cli):
     assert "engine.name = 'cluster' needs Ray, fedmutual's extra 'ray': pip install 'ray>=2.59'" in err
 
 
-@pytest.fixture
-def uninterrupted(small):
-    fedmutual.run(fedmutual.load_config(small, **{"engine.name": "inprocess"}), "whole")
-    return small.parent / "whole"
-
-
 def on_cluster(small, address):
     return fedmutual.load_config(small, **{"engine.name": "cluster", "engine.workers": 3, "engine.address": address})
 

@@ -1,6 +1,5 @@
 """Steps of a stack as graphs. A traced program stands in for a CUDA graph: both run on the tensors of their capture."""
 
-import json
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -17,6 +16,7 @@ from fedmutual.engines.stacked import Stacked, Stacker
 from fedmutual.errors import ConfigError
 from fedmutual.federation.build import check_experiment
 from kills import tensors
+from log_lines import read_scores
 from toy import at, client, difference, server
 
 
@@ -81,14 +81,10 @@ def test_replayed_steps_have_the_bits_of_steps(small, monkeypatch, changes):
     monkeypatch.setattr(select, "make_stacker", lambda configs, obstacle: Stacker(capture=recorder))  # engine.graphs
     ours = fedmutual.run(config, "graphs").folder
     assert difference(tensors(ours), tensors(plain)) == 0.0
-    assert scores(ours) == scores(plain)
+    assert read_scores(ours) == read_scores(plain)
     is_captured = recorder.replays > recorder.captures > 0
     is_refused = "engine.participation" in changes and changes.get("optimizer.name") == "adam"
     assert is_captured == (not is_refused), "Adam's step counts are of all clients"
-
-
-def scores(folder):
-    return [json.loads(line)["scores"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_each_shape_is_captured_once_and_read_from_its_inputs():

@@ -254,12 +254,6 @@ def at_work():
     return [child for child in multiprocessing.active_children() if child not in idle]
 
 
-@pytest.fixture
-def uninterrupted(small):
-    fedmutual.run(fedmutual.load_config(small, **{"engine.name": "inprocess"}), "whole")
-    return small.parent / "whole"
-
-
 def test_a_worker_killed_in_the_middle_of_a_round_costs_nothing_but_time(small, uninterrupted):
     config = fedmutual.load_config(small, **{"engine.name": "processes", "engine.workers": 2})
     events, deaths = [], []

@@ -1,6 +1,5 @@
 """Stacked clients in whole runs: read from resident rows, resumed, several runs at once."""
 
-import json
 import signal
 import threading
 from pathlib import Path
@@ -17,13 +16,10 @@ from fedmutual.errors import DataError
 from fedmutual.events import Finished, Replied
 from fedmutual.studies.compare import compare
 from kills import stop_and_resume, tensors
+from log_lines import read_scores
 from toy import client, difference, federation
 
 pytestmark = pytest.mark.long
-
-
-def scores(folder):
-    return [json.loads(line)["scores"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def loaded(small, **changes):
@@ -55,7 +51,7 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(small):
     uninterrupted = fedmutual.run(loaded(small), "whole").folder
     part = stop_and_resume(loaded(small), "part", 3)
     assert difference(tensors(uninterrupted), tensors(part)) == 0.0
-    assert scores(uninterrupted) == scores(part)
+    assert read_scores(uninterrupted) == read_scores(part)
 
 
 METHODS = ["fml", "fedavg", "fedprox", "independent"]

@@ -1,6 +1,5 @@
 """What the files of a run folder hold, and a federation of real sites that writes some."""
 
-import json
 import shutil
 
 import torch
@@ -38,10 +37,6 @@ def tensors(folder):
     """All tensors below a folder: file and name -> tensor."""
     files = sorted(folder.rglob("*.safetensors"))
     return {f"{path.relative_to(folder).as_posix()} {k}": v for path in files for k, v in load_file(path).items()}
-
-
-def read_lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def under(prefix, state):

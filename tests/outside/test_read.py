@@ -8,8 +8,9 @@ import torch
 from safetensors.torch import load_file
 
 import fedmutual
+from log_lines import read_lines
 from outside import samples as sample_folders
-from outside.state import assert_equal, read_lines, under
+from outside.state import assert_equal, under
 
 pytestmark = pytest.mark.long
 

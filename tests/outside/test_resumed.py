@@ -7,9 +7,10 @@ from safetensors.torch import load_file
 
 import fedmutual
 from fedmutual.errors import RunError
+from log_lines import read_lines
 from outside import samples as sample_folders
 from outside.layout import flatten, read_layout
-from outside.state import assert_equal, assert_same, change, federate, forget, read_lines, tensors
+from outside.state import assert_equal, assert_same, change, federate, forget, tensors
 
 pytestmark = pytest.mark.long
 

@@ -15,6 +15,7 @@ from fedmutual.sites.protocol import WORK, Order, pack_message, read_answer
 from fedmutual.sites.site_runtime import SiteRuntime
 from fedmutual.sites.site_settings import read_site_file
 from fedmutual.stepping import work
+from imprint import craft_model, flatten_rows, read_rows
 from noised import protected
 from toy import CLASSES, FEATURES, Rows, at, client, rows
 from wards import COMMON, SITES, contract, site
@@ -103,33 +104,10 @@ def test_the_imprint_attack_reads_no_record_out_of_a_noised_meme(tmp_path, commo
     )
     private = {"privacy": {"epsilon": 100.0}} if "privacy" in common else {}
     half = SiteRuntime(agreed, read_site_file(site(tmp_path, "north", SITES["north"], **private)))
-    experiment = half.experiment
-    shapes = {k: tuple(v.shape) for k, v in experiment.make_server_state().items()}
-    names = list(shapes)
-    shares = experiment.load_rows("north")
-    records, known = (flat(shares[kind]) for kind in ("private", "validation"))
-    rng = torch.Generator().manual_seed(5)
-    crafted = {k: torch.zeros(shape) for k, shape in shapes.items()}
-    directions = torch.randn(200, 64, generator=rng)
-    projected = known @ directions.double().T
-    crafted[names[0]] = directions
-    crafted[names[1]] = -(projected.mean(0) + 3.0 * projected.std(0)).float()
-    crafted[names[2]], crafted[names[4]] = torch.eye(200), torch.randn(10, 200, generator=rng) * 0.2
+    shares = half.experiment.load_rows("north")
+    crafted = craft_model(half.experiment.make_server_state(), flatten_rows(shares["validation"]))
     _, meme = read_answer(half.carry_out(pack_message(Order(WORK, 0, 0), crafted)))
-    decay = (meme[names[0]] / crafted[names[0]]).double().flatten().median()
-    weights, biases = (meme[k].double() - decay * crafted[k].double() for k in names[:2])
-    recovered = set()
-    for unit in range(200):
-        if biases[unit].abs() > 1e-6:
-            errors = (records - weights[unit] / biases[unit]).abs().amax(1)
-            if errors.min() < 0.1:
-                recovered.add(int(errors.argmin()))
+    recovered = read_rows(meme, crafted, flatten_rows(shares["private"]))
     assert bool(recovered) == is_recovered
     if is_recovered:
         assert len(recovered) > 3
-
-
-def flat(data):
-    """All rows, as float64 [N, F]."""
-    (batch,) = data.rows([torch.arange(len(data))])
-    return batch[0].flatten(1).double()

@@ -1,6 +1,5 @@
 """The weights of the best round: which those are, that they survive a stop where they should, and are read back."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from fedmutual.events import Score
 from fedmutual.rundir import best
 from fedmutual.rundir.best import BestRule, compute_merit, save_if_better, settle_best_files
 from fedmutual.tensor_files import write_tensors
+from log_lines import read_lines
 
 KEEP = ("--set", "records.keep_best=true")
 
@@ -144,15 +144,11 @@ def test_a_header_without_its_numbers_is_damaged(tmp_path: Path, key: str, value
 # Runs
 
 
-def lines(folder: str) -> list[dict]:
-    return [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()]
-
-
 def best_round(folder: str, model: str, client: str | None, data: str) -> int:
     """By the lines of the run: the first of the greatest accuracy."""
     accuracies = {
         line["round"]: s["accuracy"]
-        for line in lines(folder)
+        for line in read_lines(Path(folder, "metrics.jsonl"))
         for s in line["scores"]
         if (s["model"], s["client"], s["data"]) == (model, client, data)
     }

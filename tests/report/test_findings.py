@@ -10,7 +10,7 @@ from fedmutual.report.verdicts import FEDERATING, JOINING, count_clients, count_
 from fedmutual.results.estimate import Estimate
 from fedmutual.results.gains import Gains
 from fedmutual.results.scale import PERCENT
-from run_folders import Made, alone, compare_folders, list_findings, plus, write_all
+from run_folders import Made, alone, list_findings, make_comparison, plus, write_all
 
 CERTAIN = Estimate(0.1, 0.02, 5, "seeds")
 OPEN = Estimate(-0.01, 0.03, 5, "seeds")
@@ -75,7 +75,7 @@ def test_without_a_reference_the_first_method_is_compared_with_the_others(tmp_pa
 )
 def test_what_few_seeds_leave_open(tmp_path, seeds, estimates, doubts):
     folders = write_all(tmp_path, [Made("fml", plus(0, 0, 0)), alone], seeds)
-    [comparison] = compare_folders(folders)
+    comparison = make_comparison(folders)
     assert [re.split(r": ", sentence)[0] for sentence in find_doubts(comparison, estimates)] == doubts
 
 

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from fedmutual.report.terminal import list_comparisons, make_headline_tables
-from run_folders import Made, alone, compare_folders, make_two_models, plus, print_table, write, write_all
+from run_folders import Made, alone, compare_folders, make_comparison, make_two_models, plus, print_table, write, write_all
 
 
 def rows(text, start):
@@ -64,7 +64,7 @@ def test_methods_of_one_title_have_the_names_of_their_algorithms(tmp_path):
     environment = json.loads((folders[1] / "environment.json").read_text())
     about = {"title": "FedAvg", "shares": True, "preset": []}
     (folders[1] / "environment.json").write_text(json.dumps(environment | {"algorithm": about}))
-    (compared,) = compare_folders(folders)
+    compared = make_comparison(folders)
     assert {m.method for m in compared.methods} == {"FedAvg (fedavg)", "FedAvg (mine:FedAvg)"}
 
 

@@ -12,7 +12,7 @@ from fedmutual.report.measures import average_global_best, average_own_best, ave
 from fedmutual.report.terminal import make_headline_tables
 from fedmutual.results.scale import MetricScale
 from own_data import OWN_TASK
-from run_folders import compare_folders, summarise_lines
+from run_folders import compare_folders, make_comparison, summarise_lines
 
 pytestmark = pytest.mark.long
 
@@ -37,7 +37,7 @@ def compared(request, tmp_path_factory):
             make_sites(request.param), METHODS, "mlp", task=request.param, rounds=2, batch_size=16, out=folder / "out"
         )
     paths = [folder / "out" / method / str(seed) for method in METHODS for seed in range(3)]
-    (comparison,) = compare_folders(paths)
+    comparison = make_comparison(paths)
     return request.param, comparison
 
 

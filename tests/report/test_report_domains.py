@@ -1,7 +1,5 @@
 """Nodes that are domains: ACC, BWT and FWT, what joining costs, and accuracy against bytes; all by hand from made runs."""
 
-import csv
-import io
 import json
 import re
 from dataclasses import replace
@@ -15,7 +13,18 @@ from fedmutual.report.terminal import make_headline_tables
 from fedmutual.results.frame import read_runs
 from fedmutual.results.gains import find_last_common
 from fedmutual.results.scale import PERCENT
-from run_folders import Made, compare_folders, get_cell, get_texts, list_findings, print_table, write, write_all
+from run_folders import (
+    Made,
+    compare_folders,
+    get_cell,
+    get_texts,
+    list_findings,
+    make_comparison,
+    print_table,
+    read_table,
+    write,
+    write_all,
+)
 
 NODES = ("0", "40")
 LAST, FIRST = {"0": 0.8, "40": 0.6}, {"0": 0.9, "40": 0.5}  # ACC after round 2 and after round 1
@@ -51,22 +60,13 @@ def folders(tmp_path):
     return write_all(tmp_path, [FEDH2L, AGG, FEDAVG, ALONE], [0, 1])
 
 
-def comparison(folders):
-    [compared] = compare_folders(folders)
-    return compared
-
-
 def texts(table):
     return [[(c.text, c.spread) for c in row] for row in table.rows]
 
 
-def records(table):
-    return list(csv.DictReader(io.StringIO(table.csv)))
-
-
 def test_the_averages_of_every_method(folders):
     """FedH2L's nodes' ACC, last: 0.7 and 0.72, so 0.71 and half = 12.7062 * 0.01 = 0.127; best: (0.9 + 0.6) / 2 + 0.01."""
-    table = tables.make_node_headline(comparison(folders))
+    table = tables.make_node_headline(make_comparison(folders))
     assert [row[0].text for row in table.rows] == ["FedH2L", "AGG", "FedAvg", "Local-only"]
     assert get_texts(table, 0) == {
         "Method": "FedH2L",
@@ -81,29 +81,29 @@ def test_the_averages_of_every_method(folders):
     }
     projected = [get_cell(table, k, "Mutual steps: projected").note for k in (1, 2, 3)]
     assert projected == ["n/a: it projects no gradient"] * 3
-    assert float(records(table)[0]["acc_best"]) == pytest.approx(0.76)
+    assert float(read_table(table)[0]["acc_best"]) == pytest.approx(0.76)
     assert table.caption.endswith("interval over 2 seeds)")
 
 
 def test_node_by_node_methods_side_by_side(folders):
     """Node 0, ACC: last 0.8 and 0.82, best (after round 1) 0.9 and 0.92; node 40's best is its last."""
-    table = tables.make_node_table(comparison(folders), "acc")
+    table = tables.make_node_table(make_comparison(folders), "acc")
     assert [c.name for c in table.columns] == ["Node", "FedH2L", "AGG", "FedAvg", "Local-only"]
     assert [(row[0].text, row[1].text, row[1].spread, row[1].sub) for row in table.rows] == [
         ("0", "81.0", "± 12.7", "best 91.0 ± 12.7"),
         ("40", "61.0", "± 12.7", "best 61.0 ± 12.7"),
         ("mean", "71.0", "± 12.7", "best 76.0 ± 12.7"),
     ]
-    assert float(records(table)[0]["AGG best"]) == pytest.approx(0.81)
-    bwt = tables.make_node_table(comparison(folders), "bwt")
+    assert float(read_table(table)[0]["AGG best"]) == pytest.approx(0.81)
+    bwt = tables.make_node_table(make_comparison(folders), "bwt")
     assert [row[4].text for row in bwt.rows] == ["90.0", "90.0", "90.0"]
 
 
 def test_a_recorded_share_of_projected_steps_has_a_table(folders, tmp_path):
-    drawn = tables.make_node_tables(comparison(folders))
+    drawn = tables.make_node_tables(make_comparison(folders))
     assert [t.id for t in drawn] == ["acc", "bwt", "fwt", "projected"]
     assert texts(drawn[-1]) == [[(name, ""), ("25.0", "")] for name in (*NODES, "mean")]
-    assert [t.id for t in tables.make_node_tables(comparison([write(tmp_path / "x", AGG)]))] == ["acc", "bwt", "fwt"]
+    assert [t.id for t in tables.make_node_tables(make_comparison([write(tmp_path / "x", AGG)]))] == ["acc", "bwt", "fwt"]
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_recorded_share_of_projected_steps_has_a_table(folders, tmp_path):
     ],
 )
 def test_the_rows_that_chose_the_best_rounds_are_named(tmp_path, pooled, message):
-    compared = comparison([write(tmp_path / "x", replace(FEDH2L, pooled=pooled))])
+    compared = make_comparison([write(tmp_path / "x", replace(FEDH2L, pooled=pooled))])
     assert (
         tables.describe_choice(compared) == f"Best is after each node's own best round, chosen by its accuracy on {message}"
     )
@@ -122,12 +122,12 @@ def test_the_rows_that_chose_the_best_rounds_are_named(tmp_path, pooled, message
 
 def test_a_best_that_test_rows_chose_is_marked(tmp_path):
     """Without split.validation a node's validation rows are its test rows."""
-    seen = comparison([write(tmp_path / "x", replace(FEDH2L, pooled=False, validation_of="test"))])
+    seen = make_comparison([write(tmp_path / "x", replace(FEDH2L, pooled=False, validation_of="test"))])
     assert tables.describe_choice(seen).endswith("on its own validation data, which are test examples that it is scored on.")
     marked = [c.name for c in tables.make_node_headline(seen).columns if "so the score is too high" in c.note]
     assert marked == ["best"] * 3
     assert "so the score is too high" in tables.make_node_table(seen, "acc").columns[1].note
-    fair = comparison([write(tmp_path / "y", replace(FEDH2L, pooled=False))])
+    fair = make_comparison([write(tmp_path / "y", replace(FEDH2L, pooled=False))])
     shown = [tables.make_node_headline(fair), *tables.make_node_tables(fair)]
     assert not any(c.note for t in shown for c in t.columns)
 
@@ -140,13 +140,13 @@ def test_the_ceiling_says_why_no_node_has_its_score(tmp_path):
     metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     summary = json.loads((folders[1] / "summary.json").read_text()) | {"transfer": None}
     (folders[1] / "summary.json").write_text(json.dumps(summary))
-    seen = comparison(folders)
+    seen = make_comparison(folders)
     row = next(row for row in tables.make_node_headline(seen).rows if row[0].text == "Centralised")
     assert {cell.note.partition(",")[0] for cell in row[1:8]} == {"n/a: one model is trained on all data"}
 
 
 def test_of_an_unfinished_run_the_last_round_counts_and_no_best(tmp_path):
-    table = tables.make_node_headline(comparison([write(tmp_path / "x", replace(FEDH2L, rounds=9, reached=2))]))
+    table = tables.make_node_headline(make_comparison([write(tmp_path / "x", replace(FEDH2L, rounds=9, reached=2))]))
     last, best = (get_cell(table, 0, f"ACC: all domains: {end}") for end in ("last", "best"))
     assert (table.rows[0][0].sub, last.text) == ("unfinished: round 2 of 9", "70.0")
     assert best.note == "n/a: best rounds are chosen when the run is finished"
@@ -154,7 +154,7 @@ def test_of_an_unfinished_run_the_last_round_counts_and_no_best(tmp_path):
 
 
 def test_nodes_without_shared_scores_are_not_domains_in_a_report(tmp_path):
-    compared = comparison([write(tmp_path / "x", replace(FEDH2L, tells=False))])
+    compared = make_comparison([write(tmp_path / "x", replace(FEDH2L, tells=False))])
     assert not compared.domains
     headline = tables.make_client_headline(compared)
     assert get_cell(headline, 0, "Client's model, own data: mean, last round").text == "n/a"
@@ -247,7 +247,7 @@ def test_rounds_that_only_one_of_two_tells_in_steps_are_compared_at_both_ends(tm
 
 
 def test_curves_of_domains(folders):
-    drawn = {p.id: p for p in make_pictures(comparison(folders))}
+    drawn = {p.id: p for p in make_pictures(make_comparison(folders))}
     assert list(drawn) == ["acc", "bwt", "fwt", "worst", "loss", "mutual", "shares", "costs"]
     first = drawn["acc"].curves[0]
     assert first.points[0] == (1, pytest.approx(0.71), pytest.approx(0.7), pytest.approx(0.72))
@@ -262,20 +262,20 @@ def test_curves_of_domains(folders):
 def test_losses_that_fall_far_are_drawn_on_a_log_scale(tmp_path):
     def losses(rounds):
         method = replace(ALONE, own_score=lambda s, r, c: 0.5, rounds=rounds)
-        return {p.id: p for p in make_pictures(comparison([write(tmp_path / str(rounds), method)]))}["loss"]
+        return {p.id: p for p in make_pictures(make_comparison([write(tmp_path / str(rounds), method)]))}["loss"]
 
     assert not losses(100).log  # 2 / 1.5 to 2 / 100.5: a factor of 67
     assert losses(200).log  # of 134
 
 
 def test_where_methods_take_different_numbers_of_local_steps_curves_go_over_these(tmp_path):
-    compared = comparison([write(tmp_path / "a", FEDH2L), write(tmp_path / "b", replace(FEDAVG, config=steps(7)))])
+    compared = make_comparison([write(tmp_path / "a", FEDH2L), write(tmp_path / "b", replace(FEDAVG, config=steps(7)))])
     drawn = {p.id: p for p in make_pictures(compared)}
     assert (drawn["acc"].unit, drawn["acc"].rounds) == ("local step", [1, 2, 7, 14])
     assert [c.name for c in make_data_table(drawn["acc"], PERCENT).columns] == ["Local step", "FedH2L", "FedAvg"]
-    assert [r["local_step"] for r in records(make_data_table(drawn["acc"], PERCENT))] == ["1", "2", "7", "14"]
+    assert [r["local_step"] for r in read_table(make_data_table(drawn["acc"], PERCENT))] == ["1", "2", "7", "14"]
     epochs = write(tmp_path / "c", replace(ALONE, config={"training": {"local_epochs": 1}}))
-    drawn = {p.id: p for p in make_pictures(comparison([tmp_path / "a", tmp_path / "b", epochs]))}
+    drawn = {p.id: p for p in make_pictures(make_comparison([tmp_path / "a", tmp_path / "b", epochs]))}
     assert {picture.unit for picture in drawn.values()} == {"round", "bytes sent"}, "of methods that count epochs"
 
 
@@ -286,13 +286,13 @@ def test_labels_tell_variants_apart_by_what_most_have_not(tmp_path):
 
     slow = write(tmp_path / "slow", replace(FEDAVG, config=steps(2)))
     runs = [variant("b", kl=False), variant("c", projection="none"), variant("a"), slow, write(tmp_path / "alone", ALONE)]
-    compared = comparison(runs)
+    compared = make_comparison(runs)
     labels = [m.label for m in compared.methods]
     assert labels == ["FedH2L", "FedH2L (kl = false)", "FedH2L (projection = none)", "FedAvg", "Local-only"]
     assert assign_slots(compared.methods) == {"FedH2L": 6, labels[1]: 8, labels[2]: 7, "FedAvg": 2, "Local-only": 4}
     against = [s.partition(":")[0] for s in list_findings(runs) if s.startswith("Against")]
     assert against == ["Against FedH2L (kl = false)", "Against FedH2L (projection = none)", "Against FedAvg"]
-    two = comparison([tmp_path / "a", tmp_path / "b"])  # of two, neither is what most have
+    two = make_comparison([tmp_path / "a", tmp_path / "b"])  # of two, neither is what most have
     assert [m.label for m in two.methods] == ["FedH2L (kl = true)", "FedH2L (kl = false)"]
 
 
@@ -305,7 +305,7 @@ def sent(round, node):
 @pytest.fixture
 def costly(tmp_path):
     methods = [replace(FEDH2L, sent=sent), replace(AGG, sent=lambda r, c: [] if r else sent(0, c)[1:]), FEDAVG, ALONE]
-    return comparison(write_all(tmp_path, methods, [0, 1]))
+    return make_comparison(write_all(tmp_path, methods, [0, 1]))
 
 
 def test_accuracy_against_bytes(costly):
@@ -327,7 +327,7 @@ def test_accuracy_against_bytes(costly):
 
 
 def test_methods_that_send_nothing_have_no_picture_of_bytes(tmp_path):
-    pictures = make_pictures(comparison([write(tmp_path / "x", ALONE)]))
+    pictures = make_pictures(make_comparison([write(tmp_path / "x", ALONE)]))
     assert "costs" not in [picture.id for picture in pictures]
 
 
@@ -351,7 +351,9 @@ def test_the_headline_in_the_terminal(folders, tmp_path):
 def test_equal_rows_are_listed_once(tmp_path):
     """The test set is the data of all domains, and validation rows may be those of the own domain."""
     both = make_method("fml", shared=lambda s, r: 0.7, shared_own=own_accuracy, validation_of="test", pooled=False)
-    compared = comparison([write(tmp_path / "x", both), write(tmp_path / "y", replace(FEDAVG, shared=lambda s, r: 0.7))])
+    compared = make_comparison(
+        [write(tmp_path / "x", both), write(tmp_path / "y", replace(FEDAVG, shared=lambda s, r: 0.7))]
+    )
     assert [row[0].sub for row in tables.make_other_score_table(compared).rows if row[0].text == "FML"] == [
         "shared model, test set",
         "personal model, test data of all domains",

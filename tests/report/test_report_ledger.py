@@ -11,7 +11,7 @@ from fedmutual.report import provenance
 from fedmutual.results.comparison import make_comparisons
 from fedmutual.results.frame import read_run, tabulate_work
 from fedmutual.rundir.schema import LedgerLine
-from run_folders import Made, compare_folders, write
+from run_folders import Made, make_comparison, write
 
 LINES = [
     (0, "agree", "b", 3, 1),
@@ -32,13 +32,13 @@ def test_sums_without_the_seed_set(tmp_path):
     names = ("round", "phase", "client", "down", "up")
     lines = [json.dumps(dict(zip(names, line, strict=True))) for line in LINES]
     (folder / "ledger.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    (comparison,) = compare_folders([folder])
+    comparison = make_comparison([folder])
     assert read_csv(provenance.make_method_bytes_table(comparison)) == [
         ["method", "up_client_round", "down_client_round", "up_client_step", "up_run", "down_run", "seed_set"],
         ["FML", "19", "8.75", "", "77", "38", "1201"],
     ]
     (folder / "ledger.jsonl").unlink()
-    (comparison,) = compare_folders([folder])
+    comparison = make_comparison([folder])
     assert provenance.make_method_bytes_table(comparison).rows[0][2].note == "n/a: the ledger is empty so far"
 
 
@@ -91,8 +91,7 @@ def methods(tmp_path):
         Made("fedavg", lambda s, r, c: 0.5, config=steps, **domains),
         Made("independent", lambda s, r, c: 0.5, **domains),
     ]
-    [compared] = compare_folders([write(tmp_path / m.algorithm, m) for m in methods_of_domains])
-    return compared
+    return make_comparison([write(tmp_path / m.algorithm, m) for m in methods_of_domains])
 
 
 def test_the_seed_set_has_its_own_column_and_local_steps_are_shown(methods):

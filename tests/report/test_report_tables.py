@@ -1,7 +1,5 @@
 """The numbers of the page's tables, and what stands where one is missing."""
 
-import csv
-import io
 import json
 from dataclasses import replace
 
@@ -12,7 +10,7 @@ from fedmutual.report import columns, measures, provenance, tables
 from fedmutual.report.curves import make_data_table, make_pictures, make_points, thin_out
 from fedmutual.results.estimate import Missing
 from fedmutual.results.scale import PERCENT
-from run_folders import Made, compare_folders, get_cell, get_texts, write, write_all
+from run_folders import Made, get_cell, get_texts, make_comparison, read_table, write, write_all
 
 SHARED, OWN, GAIN = columns.SHARED, columns.OWN, columns.GAIN
 ALONE = {"0": 0.5, "1": 0.4, "2": 0.3}
@@ -35,18 +33,9 @@ def shared(seed, round):
 METHODS = [Made("fml", better, shared), Made("fedavg", base, shared), Made("independent", base)]
 
 
-def comparison(folders):
-    [compared] = compare_folders(folders)
-    return compared
-
-
 @pytest.fixture
 def two_seeds(tmp_path):
-    return comparison(write_all(tmp_path, METHODS, [0, 1]))
-
-
-def records(table):
-    return list(csv.DictReader(io.StringIO(table.csv)))
+    return make_comparison(write_all(tmp_path, METHODS, [0, 1]))
 
 
 def test_the_headline(two_seeds):
@@ -72,7 +61,7 @@ def test_the_headline(two_seeds):
     assert get_cell(table, 0, f"{GAIN}: gain/harmed").sub == "of 6, 2 equal"
     assert "over 2 seeds" in table.caption
     assert table.footnotes == ("n/a: there is no shared model: nothing is shared", "n/a: this is local-only training itself")
-    line = records(table)[0]
+    line = read_table(table)[0]
     assert (line["gain_n"], line["gain_unit"], line["gained"], line["harmed"], line["equal"]) == (
         "2",
         "seeds",
@@ -87,7 +76,7 @@ def test_the_headline(two_seeds):
 def test_a_method_with_two_models_has_a_line_for_each(tmp_path):
     """After round 2 the shared model is 0.1 above local-only with client 0, 0.1 below with client 1, equal with client 2."""
     both = Made("fml", better, shared, shared_own=lambda s, r, c: ALONE[c] + {"0": 0.1, "1": -0.1, "2": 0}[c] * (r == 2))
-    table = tables.make_client_headline(comparison(write_all(tmp_path, [both, *METHODS[1:]], [0, 1])))
+    table = tables.make_client_headline(make_comparison(write_all(tmp_path, [both, *METHODS[1:]], [0, 1])))
     assert [(row[0].text, row[0].sub) for row in table.rows] == [
         ("FML", "personal models"),
         ("FML", "shared model"),
@@ -103,7 +92,7 @@ def test_a_method_with_two_models_has_a_line_for_each(tmp_path):
         "n/a: the shared model has a line of its own",
         "n/a: on own data a run chooses its best round for the personal models",
     )
-    assert [(r["method"], r["model"], r["global_last"], r["personal_last"]) for r in records(table)[:3]] == [
+    assert [(r["method"], r["model"], r["global_last"], r["personal_last"]) for r in read_table(table)[:3]] == [
         ("FML", "personal models", "", "0.5"),
         ("FML", "shared model", "0.7", "0.4"),
         ("FedAvg", "shared model", "0.7", "0.4"),
@@ -112,7 +101,7 @@ def test_a_method_with_two_models_has_a_line_for_each(tmp_path):
 
 def test_both_models_have_distinct_labels_everywhere(tmp_path):
     both = Made("fml", better, shared, shared_own=lambda s, r, c: 0.45)
-    compared = comparison(write_all(tmp_path, [both, METHODS[2]], [0, 1]))
+    compared = make_comparison(write_all(tmp_path, [both, METHODS[2]], [0, 1]))
     assert [row[0].sub for row in tables.make_other_score_table(compared).rows[:4]] == [
         "shared model, test set",
         "personal model, own validation data",
@@ -132,7 +121,7 @@ def test_both_models_have_distinct_labels_everywhere(tmp_path):
 
 def test_forks_that_no_complete_model_unites_are_called_so(tmp_path):
     parted = Made("fml", better, shared_own=lambda s, r, c: 0.45)
-    table = tables.make_client_headline(comparison([write(tmp_path / "a", parted)]))
+    table = tables.make_client_headline(make_comparison([write(tmp_path / "a", parted)]))
     assert [row[0].sub for row in table.rows] == ["personal models", "clients' forks"]
     assert [get_cell(table, line, f"{OWN}: mean, last round").text for line in (0, 1)] == ["46.7", "45.0"]
     assert "n/a: no complete shared model exists: a part of it stays with the clients" in table.footnotes
@@ -150,7 +139,7 @@ def test_forks_that_no_complete_model_unites_are_called_so(tmp_path):
 )
 def test_the_rows_that_chose_the_best_round_are_named(tmp_path, by, validation_of, message):
     made = Made("fml", better, shared, best_by=(by, by), validation_of=validation_of)
-    table = tables.make_client_headline(comparison([write(tmp_path / "a", made)]))
+    table = tables.make_client_headline(make_comparison([write(tmp_path / "a", made)]))
     assert [c.name for c in table.columns if "best" in c.name] == [message, f"mean, {message}", f"worst, {message}"]
     notes = [[c.note for c in table.columns if c.group == group and "best" in c.name] for group in (SHARED, OWN)]
     seen = "the same test examples chose the best round and score the model, so the score is too high"
@@ -165,20 +154,20 @@ def test_bests_chosen_in_several_ways_each_say_how(tmp_path):
         write(tmp_path / "a", Made("fml", better, shared)),
         write(tmp_path / "b", Made("fedavg", base, shared, best_by=("test", "validation"), best_round=2)),
     ]
-    table = tables.make_client_headline(comparison(folders))
+    table = tables.make_client_headline(make_comparison(folders))
     assert [get_cell(table, k, f"{SHARED}: best").sub for k in (0, 1)] == ["on hold-out, round 1", "on test, round 2"]
 
 
 def test_what_is_missing_says_why(tmp_path):
     silent = Made("fml", better, tells=False)
-    compared = comparison([write(tmp_path / "a", silent)])
+    compared = make_comparison([write(tmp_path / "a", silent)])
     table = tables.make_client_headline(compared)
     assert table.footnotes == (
         "n/a: no complete shared model exists: a part of it stays with the clients",
         "n/a: no client shares its accuracy: share.metrics forbids it, or it was computed on fewer than 50 rows",
         f"n/a: {measures.explain_no_local(compared)}",
     )
-    table = tables.make_client_headline(comparison([write(tmp_path / "b", Made("fml", better, shared, reached=1))]))
+    table = tables.make_client_headline(make_comparison([write(tmp_path / "b", Made("fml", better, shared, reached=1))]))
     assert table.rows[0][0].sub == "personal models, unfinished: round 1 of 2"
     assert get_cell(table, 0, f"{SHARED}: last round").text == "60.0"
     assert get_cell(table, 0, f"{SHARED}: best").note == "n/a: a best round is chosen when the run is finished"
@@ -186,22 +175,22 @@ def test_what_is_missing_says_why(tmp_path):
 
 def test_two_decimals_for_a_large_test_set(tmp_path):
     made = Made("fml", better, lambda s, r: 0.98765, test_examples=10_000)
-    table = tables.make_client_headline(comparison([write(tmp_path / "a", made)]))
+    table = tables.make_client_headline(make_comparison([write(tmp_path / "a", made)]))
     assert get_cell(table, 0, f"{SHARED}: last round").text == "98.77"
 
 
 def test_an_undefined_auroc(tmp_path):
     made = Made("independent", base, auroc=lambda client: None if client == "0" else 0.8)
-    cell = get_cell(tables.make_other_score_table(comparison([write(tmp_path / "a", made)])), 0, "Macro AUROC")
+    cell = get_cell(tables.make_other_score_table(make_comparison([write(tmp_path / "a", made)])), 0, "Macro AUROC")
     assert (cell.text, cell.note) == ("0.800", "over the 2 of 3 for which it is defined")
     never = replace(made, auroc=lambda client: None)
-    cell = get_cell(tables.make_other_score_table(comparison([write(tmp_path / "b", never)])), 0, "Macro AUROC")
+    cell = get_cell(tables.make_other_score_table(make_comparison([write(tmp_path / "b", never)])), 0, "Macro AUROC")
     assert (cell.text, cell.note) == ("n/a", "n/a: not shared, or undefined, because the scored data have one class only")
 
 
 def test_more_clients_than_classes_run_down_the_page(tmp_path):
     made = Made("independent", lambda s, r, c: 0.5, clients=tuple("abcde"))
-    [table] = tables.make_holdings_tables(comparison([write(tmp_path / "a", made)]))
+    [table] = tables.make_holdings_tables(make_comparison([write(tmp_path / "a", made)]))
     assert [c.name for c in table.columns] == ["Client", "0", "1", "2", "all"]
     assert [row[0].text for row in table.rows] == list("abcde")
 
@@ -217,7 +206,7 @@ def test_curves(two_seeds):
     assert [p.mean for p in drawn["loss"].curves[1].points] == pytest.approx([1.7 / 1.5, 1.7 / 2.5])
     table = make_data_table(drawn["personal"], PERCENT)
     assert [[c.text for c in row] for row in table.rows] == [["1", "40.0", "40.0", "40.0"], ["2", "50.0", "40.0", "40.0"]]
-    assert records(table)[1] == {
+    assert read_table(table)[1] == {
         "round": "2",
         "FML, seed 0": "0.4667",
         "FML, seed 1": "0.5333",
@@ -237,7 +226,7 @@ def test_a_point_is_the_mean_the_lowest_and_the_highest_seed_of_a_round_that_all
 
 def test_without_losses_there_is_no_picture_of_losses(tmp_path):
     runs = write_all(tmp_path, [Made("fml", lambda s, r, c: 0.5, shared=lambda s, r: 0.5, tells=False)], [0])
-    assert [p.id for p in make_pictures(comparison(runs))] == ["global"]
+    assert [p.id for p in make_pictures(make_comparison(runs))] == ["global"]
 
 
 def test_long_curves_are_thinned_evenly_with_both_ends():
@@ -268,7 +257,7 @@ def test_how_it_was_made(two_seeds):
 
 
 def test_gains_need_a_pair(two_seeds, tmp_path):
-    lonely = comparison([write(tmp_path / "x", Made("fml", better))])
+    lonely = make_comparison([write(tmp_path / "x", Made("fml", better))])
     assert measures.measure_gains(lonely, lonely.lines[0]) == Missing(measures.explain_no_local(lonely))
 
 
@@ -280,7 +269,7 @@ def test_many_scaling_numbers_are_counted_and_listed_once(tmp_path):
     space = {"input": [30], "outputs": 2, "classes": ["a", "b"], "task": "t"}
     clients = {"0": space | {"scaling": scaling}, "1": space | {"scaling": other}}
     (folder / "environment.json").write_text(json.dumps(about | {"scaling": scaling, "clients": clients}))
-    compared = comparison([folder])
+    compared = make_comparison([folder])
     assert provenance.describe_scaling(compared.first).startswith("scaled by each client in its own way")
     alike = replace(compared.first, environment=compared.first.environment.model_copy(update={"clients": {}}))
     assert provenance.describe_scaling(alike) == (
@@ -297,7 +286,7 @@ def test_notes_of_runs_are_listed_once_with_their_methods(tmp_path):
     for folder in folders:
         method_note = "T  note: only fml\n" if folder.parent.name == "fml" else ""
         (folder / "log.txt").write_text(f"T  started, 2 rounds\nT  note: mind this\n{method_note}T  note: mind this\n")
-    assert provenance.list_run_notes(comparison(folders)) == ["mind this", "FML: only fml"]
+    assert provenance.list_run_notes(make_comparison(folders)) == ["mind this", "FML: only fml"]
 
 
 def test_a_note_of_many_rounds_is_listed_once_with_the_number_of_rounds(tmp_path):
@@ -308,7 +297,7 @@ def test_a_note_of_many_rounds_is_listed_once_with_the_number_of_rounds(tmp_path
         if (folder.parent.name, folder.name) == ("independent", folders[-1].name):
             note_texts = []
         (folder / "log.txt").write_text("".join(f"T  note {words}\n" for words in note_texts))
-    assert provenance.list_run_notes(comparison(folders)) == [
+    assert provenance.list_run_notes(make_comparison(folders)) == [
         "FML: gone (in 4 rounds of 2 runs, from the start to round 7)",  # a round that was begun again counts once
         "FedAvg: odd (in round 1)",
         "FedAvg: new (at the start)",

@@ -7,7 +7,18 @@ import pytest
 from fedmutual.report import verdicts
 from fedmutual.report.verdicts import find_answers
 from fedmutual.results.comparison import find_differences
-from run_folders import ALONE, Made, alone, compare_folders, list_findings, make_two_models, plus, write, write_all
+from run_folders import (
+    ALONE,
+    Made,
+    alone,
+    compare_folders,
+    list_findings,
+    make_comparison,
+    make_two_models,
+    plus,
+    write,
+    write_all,
+)
 
 SAME_FOR_ALL = (0.1, 0.1, 0.1)
 WORSE_FOR_ALL = (-0.1, -0.1, -0.1)
@@ -218,14 +229,14 @@ def test_without_local_only_it_says_what_is_missing_and_how_to_get_it(tmp_path):
 
 def test_two_runs_without_local_only_are_compared_with_each_other(tmp_path):
     folders = write_all(tmp_path, [Made("fml", plus(0.1, 0.2, 0.3)), Made("fedavg", plus(*NONE))], [0])
-    (comparison,) = compare_folders(folders)
+    comparison = make_comparison(folders)
     verdict = verdicts.judge(comparison)
     assert verdict.question == "Is FML better than FedAvg?"
     assert verdict.lead.startswith("Against FedAvg: on the clients' own validation data FML is 20.0 points ahead")
     assert verdict.highlights[0].startswith("These runs cannot say whether federating pays")
     apart = write_all(tmp_path / "apart", [Made("fml", plus(0.1, 0.2, 0.3))], [0])
     apart += write_all(tmp_path / "apart", [Made("fedavg", plus(*NONE))], [1])
-    (comparison,) = compare_folders(apart)
+    comparison = make_comparison(apart)
     assert verdicts.judge(comparison).lead == (
         "FML and FedAvg cannot be compared: no run of the other method has the same seed and the same partition."
     )
@@ -238,7 +249,7 @@ def test_settings_with_unequal_steps_are_compared_with_their_budgets(tmp_path):
         write(tmp_path / "long", Made("fml", plus(0.1, 0.2, 0.3), rounds=3, steps=20, config={"training": long})),
         write(tmp_path / "short", Made("fml", plus(*NONE), steps=4, config={"training": short})),
     ]
-    (comparison,) = compare_folders(folders)
+    comparison = make_comparison(folders)
     assert verdicts.judge(comparison).lead.startswith(
         "Against FML, rounds = 2, local_epochs = 1, whose clients took 24 gradient steps in total (FML, "
         "rounds = 3, local_epochs = 5: 120): on the clients' own validation data"
@@ -296,7 +307,7 @@ def test_an_unfinished_run_alone_is_used_and_compared_at_its_round(tmp_path):
 def test_runs_of_different_length_are_compared_at_the_last_common_round(tmp_path):
     short = write(tmp_path / "alone", replace(alone, rounds=2))
     long = write(tmp_path / "fml", Made("fml", lambda s, r, c: ALONE[c] + 0.1 * (r > 2), rounds=4))
-    [compared] = compare_folders([long, short])
+    compared = make_comparison([long, short])
     gain, after = list(verdicts.find_findings(compared))[:2]
     assert gain.startswith("FML, rounds = 4: personal models score 70.0 % on the clients' own validation data, level")
     assert after.startswith("FML, rounds = 4 is compared with local-only after round 2,")
@@ -317,7 +328,7 @@ def test_of_two_local_runs_the_one_with_the_same_settings_is_the_measure(tmp_pat
         write(tmp_path / "b", Made("independent", plus(0.1, 0.1, 0.1), config=fast)),
         write(tmp_path / "c", Made("fml", plus(0.1, 0.1, 0.1), config=fast)),
     ]
-    [compared] = compare_folders(folders)
+    compared = make_comparison(folders)
     fml = compared.methods[0]
     assert fml.method == "FML, optimizer.lr = 0.1"
     assert compared.find_local_only(fml).method == "Local-only, optimizer.lr = 0.1"
@@ -380,7 +391,7 @@ def test_all_keys_in_which_comparisons_differ_are_found_but_not_those_of_their_m
 def test_machine_settings_are_not_a_difference_between_runs(tmp_path, other):
     here = write(tmp_path / "a", Made("fml", plus(0, 0, 0)))
     again = write(tmp_path / "b", Made("fml", plus(0, 0, 0), seed=1, config=other))
-    [compared] = compare_folders([here, again, write(tmp_path / "c", replace(alone, config=other))])
+    compared = make_comparison([here, again, write(tmp_path / "c", replace(alone, config=other))])
     assert [m.method for m in compared.methods] == ["FML", "Local-only"]
     assert [run.seed for run in compared.methods[0].runs] == [0, 1]
 
@@ -388,5 +399,5 @@ def test_machine_settings_are_not_a_difference_between_runs(tmp_path, other):
 @pytest.mark.parametrize("other", [{"engine": {"precision": "bf16"}}, {"engine": {"participation": 0.5}}, {"namely": 1}])
 def test_what_changes_numbers_is_a_difference(tmp_path, other):
     here = write(tmp_path / "a", Made("fml", plus(0, 0, 0)))
-    [compared] = compare_folders([here, write(tmp_path / "b", Made("fml", plus(0, 0, 0), config=other))])
+    compared = make_comparison([here, write(tmp_path / "b", Made("fml", plus(0, 0, 0), config=other))])
     assert len(compared.methods) == 2

@@ -14,7 +14,7 @@ from fedmutual.results.estimate import Missing
 from fedmutual.results.frame import EARLIER_METHODS, read_runs
 from fedmutual.results.gains import Gains
 from fedmutual.role import LOCAL_ONLY
-from run_folders import Made, compare_folders, write
+from run_folders import Made, make_comparison, write
 
 
 def accuracy(seed, round, client):
@@ -32,11 +32,6 @@ def write_run(folder, algorithm, **role):
     return folder
 
 
-def compare(*folders):
-    (comparison,) = compare_folders(folders)
-    return comparison
-
-
 def test_methods_stand_by_position_and_those_that_do_not_federate_stand_last(tmp_path):
     folders = [
         write_run(tmp_path / "a", "alone", federates=False, position=1),
@@ -44,7 +39,7 @@ def test_methods_stand_by_position_and_those_that_do_not_federate_stand_last(tmp
         write_run(tmp_path / "c", "second", position=2),
         write_run(tmp_path / "d", "first", position=-3, colour=9),
     ]
-    comparison = compare(*folders)
+    comparison = make_comparison(folders)
     assert [m.method for m in comparison.methods] == ["FIRST", "SECOND", "UNPLACED", "ALONE"]
     assert [m.method for m in comparison.federated] == ["FIRST", "SECOND", "UNPLACED"]
     assert assign_slots(comparison.methods) == {
@@ -57,19 +52,19 @@ def test_methods_stand_by_position_and_those_that_do_not_federate_stand_last(tmp
 
 def test_a_reference_is_compared_with_every_other_federated_method(tmp_path):
     folders = [write_run(tmp_path / "a", "plain", position=1), write_run(tmp_path / "b", "named", reference=True)]
-    assert [m.method for m in compare(*folders).references] == ["NAMED"]
-    assert [m.method for m in compare(folders[0]).references] == ["PLAIN"]  # without a reference the first method
+    assert [m.method for m in make_comparison(folders).references] == ["NAMED"]
+    assert [m.method for m in make_comparison(folders[:1]).references] == ["PLAIN"]  # without a reference the first method
 
 
 def test_a_method_that_does_not_federate_is_the_local_only_training_of_the_gains(tmp_path):
-    comparison = compare(write_run(tmp_path / "a", "alone", federates=False), write_run(tmp_path / "b", "mine"))
+    comparison = make_comparison([write_run(tmp_path / "a", "alone", federates=False), write_run(tmp_path / "b", "mine")])
     federated, local = comparison.methods
     assert isinstance(measure_gains(comparison, federated), Gains)
     assert isinstance(measure_gains(comparison, local), Missing)
 
 
 def test_two_methods_with_one_colour_are_drawn_in_two_colours(tmp_path):
-    comparison = compare(write_run(tmp_path / "a", "one", colour=3), write_run(tmp_path / "b", "two", colour=3))
+    comparison = make_comparison([write_run(tmp_path / "a", "one", colour=3), write_run(tmp_path / "b", "two", colour=3)])
     assert assign_slots(comparison.methods) == {"ONE": 3, "TWO": 8}
 
 

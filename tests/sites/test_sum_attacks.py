@@ -11,6 +11,7 @@ from fedmutual.sites import contract as contracts
 from fedmutual.sites.protocol import WORK, Order, pack_message, read_answer
 from fedmutual.sites.site_runtime import SiteRuntime
 from fedmutual.sites.site_settings import read_site_file
+from imprint import craft_model, flatten_rows, read_rows
 from wards import COMMON, contract, site, with_data
 
 pytestmark = pytest.mark.sites
@@ -67,35 +68,3 @@ def test_the_imprint_attack_recovers_rows_from_a_sum_but_not_their_owners(tmp_pa
     total = fixed_mean(memes, weights, crafted)
     rows = torch.cat([flatten_rows(part["private"]) for part in parts])
     assert len(read_rows(total, crafted, rows)) > 3
-
-
-def craft_model(shapes, known):
-    """Return a model of three layers whose units fire for few rows each. known: rows that the server knows [N, F]."""
-    names, rng = list(shapes), torch.Generator().manual_seed(5)
-    crafted = {name: torch.zeros_like(tensor) for name, tensor in shapes.items()}
-    directions = torch.randn(200, 64, generator=rng)
-    projected = known @ directions.double().T
-    crafted[names[0]] = directions
-    crafted[names[1]] = -(projected.mean(0) + 3.0 * projected.std(0)).float()
-    crafted[names[2]], crafted[names[4]] = torch.eye(200), torch.randn(10, 200, generator=rng) * 0.2
-    return crafted
-
-
-def read_rows(model, crafted, rows):
-    """Return the numbers of the rows that a model gives away, each value within 0.1."""
-    names = list(crafted)
-    decay = (model[names[0]] / crafted[names[0]]).double().flatten().median()
-    weights, biases = (model[name].double() - decay * crafted[name].double() for name in names[:2])
-    read = set()
-    for unit in range(200):
-        if biases[unit].abs() > 1e-6:
-            errors = (rows - weights[unit] / biases[unit]).abs().amax(1)
-            if errors.min() < 0.1:
-                read.add(int(errors.argmin()))
-    return read
-
-
-def flatten_rows(data):
-    """Return all rows, float64 [N, F]."""
-    (batch,) = data.rows([torch.arange(len(data))])
-    return batch[0].flatten(1).double()
