@@ -457,3 +457,11 @@ def test_rows_without_a_group_are_not_one_group(kind: str, tmp_path: Path, modul
         """
         about = {"name": f"{module(source)}:make"}
     refused("its group (data.group_by = 'patient') is missing (2 of 4 rows)", data=about | {"group_by": "patient"})
+
+
+def test_columns_of_the_test_rows_alone_are_remarked() -> None:
+    train = pd.DataFrame({"a": X[:, 0], "y": Y})
+    source = make_memory_source(train, train.assign(stage="II", b=1.0), "y", "site 'A'")
+    told = "test of site 'A': columns 'stage', 'b' are not in the training rows, so they are no features"
+    assert source.columns == ("a",)
+    assert told in source.notes

@@ -208,3 +208,14 @@ def test_a_date_in_iso_8601_is_refused_where_the_form_would_read_others_otherwis
     (tmp_path / "a.csv").write_text("seen,label\n2026-05-06,x\n2026-05-31,y\n")
     about = {"name": "csv", "root": str(tmp_path / "a.csv"), "columns": {"seen": "date"}, "date_format": "%Y-%d-%m"}
     refused("'2026-05-31' in line 3, but dates must be written as data.date_format = '%Y-%d-%m'; fix the cell", data=about)
+
+
+def test_entries_that_change_no_cell_are_remarked(tmp_path: Path) -> None:
+    make_frame().to_csv(tmp_path / "rows.csv", index=False)
+    about = {"name": "csv", "root": str(tmp_path / "rows.csv"), "columns": {"sex": ["f", "m"]}}
+    changes = {"sex": {"f": "f", "Female": "f", "?": ""}, "crp": {"2.5": "3"}}  # crp is no feature, but has this cell
+    told = data.load(config(data=about | {"replace": changes, "date_format": "%d.%m.%Y"})).notes
+    place = tmp_path / "rows.csv"
+    assert f"{place}: data.replace names cells that column 'sex' does not have: 'Female', '?'" in told
+    assert sum("data.replace" in note for note in told) == 1
+    assert f"{place}: data.date_format has no effect, because no column of data.columns has the kind 'date'" in told

@@ -153,12 +153,17 @@ def test_labels_of_every_integer_type_are_read(tmp_path: Path, dtype: type) -> N
         ({"y": np.array([0.0, 1.5, 1.0] * 4)}, "labels must be whole numbers or names, but are float64 (1.5, for example)"),
         ({"y": np.eye(3)[[0, 1, 2] * 4]}, "labels have the shape [12, 3]; give one label for each"),
         ({"y": np.array([0, 1])}, "array 'y' has the shape [2]"),
-        ({"y": np.array(["a"] * 12)}, "there is only one class, 'a'"),
+        ({"y": np.array(["a"] * 12)}, "there is only one class, 'a'; classification needs two"),
     ],
 )
 def test_labels_that_cannot_be(tmp_path: Path, arrays: dict[str, Any], words: str) -> None:
     path = tmp_path / "a.npz"
     refused(words.replace("PATH", str(path)), data=npz(path, x=X, **arrays))
+
+
+def test_a_class_named_alone(tmp_path: Path) -> None:
+    about = npz(tmp_path / "a.npz", x=X, y=np.array(["a", "b"] * 6)) | {"classes": ["a"]}
+    refused("key 'data.classes' names only one class, 'a'; classification needs two", data=about)
 
 
 def test_a_class_named_twice(tmp_path: Path) -> None:

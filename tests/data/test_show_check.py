@@ -60,6 +60,19 @@ def test_many_clients_and_classes_as_bars(tmp_path: Path) -> None:
     assert "".join(word for line in lines[2:4] for word in line[3:] or line).count("▁") < 60
 
 
+def test_bars_are_of_the_shown_classes_alone(tmp_path: Path) -> None:
+    x, y = (
+        np.arange(200, dtype=np.float32)[:, None],
+        np.array([["ill", "well"][k % 2] if k < 40 else "" for k in range(200)]),
+    )
+    about = npz(tmp_path / "a.npz", x=x, y=y) | {"unlabelled": True}
+    lines = drawn(200, data=about, partition={"clients": 1}, split={"test": 0.2, "validation": 0.2})
+    assert any("█" in cell for cell in lines[2])  # although most rows have no label
+    numbers = npz(tmp_path / "b.npz", x=x, y=x[:, 0])
+    lines = drawn(12, data=numbers, partition={"clients": 1}, training={"task": "regression", "batch_size": 2})
+    assert not any("bar" in line for line in lines)
+
+
 def test_a_bar_tells_how_many() -> None:
     from fedmutual.data.show import make_bar
 

@@ -94,6 +94,7 @@ def test_a_tokenizer_from_disk_gives_its_ids(library, tmp_path):
     )
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     if library == "tokenizers":
+        made.enable_truncation(2)  # another length than data.length
         path = tmp_path / "tokenizer.json"
         made.save(str(path))
     else:
@@ -111,6 +112,22 @@ def test_hashed_words_have_fixed_ids():
     """blake2b of "ill", in 8 bytes, by hashlib: its remainder by 99, plus 1."""
     digest = int.from_bytes(hashlib.blake2b(b"ill", digest_size=8).digest(), "big")
     assert hash_tokens("Ill, ILL", 100)[::2] == [1 + digest % 99] * 2
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("発熱と咳。MRI正常", [*"発熱と咳。", "mri", *"正常"]),  # no blanks between words
+        ("ไข้", [*"ไข้"]),
+        ("नमस्ते दुनिया", ["नमस्ते", "दुनिया"]),  # vowel signs belong to their word
+        ("열이 난다", ["열이", "난다"]),
+        ("Fie\u0301vre", ["fi\u00e9vre"]),  # as macOS writes é
+        ("\t\n", []),
+    ],
+)
+def test_words_of_any_script_have_ids(text, tokens):
+    assert hash_tokens(text, 1000) == [hash_tokens(token, 1000)[0] for token in tokens]
+    assert len(hash_tokens(text, 1000)) == len(tokens)
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])

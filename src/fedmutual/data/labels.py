@@ -81,7 +81,8 @@ def match_labels(source: Source, config: DataConfig, common: bool = False) -> tu
     renamed = [np.array([config.labels.get(n, n) for n in names]) for names, _ in encoded]
     classes = config.classes or list_classes(declared, renamed, config.labels)
     if len(classes) < 2:
-        raise DataError(f"{source.place}: there is only one class, {classes[0]!r}; classification needs two")
+        where = "key 'data.classes' names" if config.classes else f"{source.place}: there is"
+        raise DataError(f"{where} only one class, {classes[0]!r}; classification needs two")
     check_unlabelled(config, any("" in names for names in renamed), source.place)
     numbers = {name: i for i, name in enumerate(classes)} | {"": -1}
     class_numbers = []

@@ -28,7 +28,16 @@ from fedmutual.calling import list_tensors
 from fedmutual.config import DataConfig
 from fedmutual.data.arrays import check_test_classes, convert_names, fit_targets, list_roundings, make_source
 from fedmutual.data.convert import BY_NAME, are_series, list_rows, name_inputs, pad_inputs
-from fedmutual.data.examples import WANTED_ITEMS, DatasetExamples, Part, Source, choose_evenly, describe_columns, split_item
+from fedmutual.data.examples import (
+    WANTED_ITEMS,
+    DatasetExamples,
+    Part,
+    Source,
+    choose_evenly,
+    describe_columns,
+    list_names,
+    split_item,
+)
 from fedmutual.errors import ConfigError, DataError, format_error
 from fedmutual.user_code import plugins
 
@@ -307,12 +316,16 @@ def _read_frames(rows: Sequence[tuple[Any, Any]], place: str, label: Label, conf
     """Return DataFrames as a source, by the reader of files. rows: x and y of the training rows, and of the test rows."""
     from fedmutual.data import table  # imports pandas, which takes 0.3 s
 
-    frames = {place: rows[0][0]} | {f"test of {place}": x[[c for c in x if c in rows[0][0]]] for x, _ in rows[1:]}
+    trained = rows[0][0]
+    frames = {place: trained} | {f"test of {place}": x[[c for c in x if c in trained]] for x, _ in rows[1:]}
+    unused = [c for x, _ in rows[1:] for c in x if c not in trained]
+    note = f"test of {place}: columns {list_names(unused)} are not in the training rows, so they are no features"
     names = (label,) if isinstance(label, str) else tuple(label or ())
     source = table.read_frames(frames, config)
     parts = [add_targets(part, y, name) for part, (_, y), name in zip(source.parts, rows, frames, strict=True)]
     classes = names if names and not isinstance(label, str) else None
-    return replace(source, train=parts[0], test=[*parts, None][1], classes=classes, label_columns=names)
+    notes = (*source.notes, *([note] if unused else []))
+    return replace(source, train=parts[0], test=[*parts, None][1], classes=classes, label_columns=names, notes=notes)
 
 
 def _find_lengths(config: DataConfig, *values: Any) -> dict[str, int]:

@@ -33,7 +33,7 @@ class PartitionDrawing:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         partition, table = self._partition, self._make_table()
         is_fitting = console.measure(table, options=options.update(max_width=10_000)).maximum <= options.max_width
-        yield table if is_fitting else self._make_table(in_bars=True)
+        yield table if is_fitting or not any(self._shown) else self._make_table(in_bars=True)
         yield Text(
             f"{partition['source']}, partition {partition['kind']!r}, {format_count(len(partition['clients']), 'client')}, "
             f"seed {partition['seed']}, fingerprint {partition['fingerprint'][:12]}"
@@ -58,7 +58,7 @@ class PartitionDrawing:
         clients, test = self._partition["clients"], self._partition["test"]
         names, test_counts = (list(compress(of, self._shown)) for of in (self._partition["classes"], test["counts"]))
         shares = [s for s in _SHARES if any(s in c["counts"] for c in clients.values())]
-        greatest = max(max(c["counts"]["private"]) for c in clients.values())
+        greatest = max((n for c in clients.values() for n in compress(c["counts"]["private"], self._shown)), default=0)
         yield ["client", *(_SHARES[s] for s in shares), *([f"{len(names)} classes, a bar each"] if in_bars else names)]
         for i, client in clients.items():
             counts = client["counts"]

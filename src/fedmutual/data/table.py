@@ -6,7 +6,7 @@ column that cannot be used.
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -124,6 +124,7 @@ def _read_files(files: Sequence[TableFile], config: DataConfig, numbers: bool) -
             if f.decimal_commas
         ),
         *([f"{path}: columns {list_names(unused)} are not in data.columns, so they are no features"] if unused else []),
+        *_describe_unused_keys(files, config),
         *([f"{path}: labels {list_names(merged)} are read without their blanks"] if merged else []),
         *([] if plans else note_rounded_numbers(files[0].frame[[*columns]], str(path), _ROUNDING_FIX)),
     ]
@@ -137,6 +138,18 @@ def _read_files(files: Sequence[TableFile], config: DataConfig, numbers: bool) -
         plans or None,
         notes=tuple(notes),
     )
+
+
+def _describe_unused_keys(files: Sequence[TableFile], config: DataConfig) -> Iterator[str]:
+    """Yield a sentence for each column of data.replace with entries that no cell has, and for a date_format without dates."""
+    if config.date_format is not None and all(one.kind != "date" for one in config.columns.values()):
+        yield f"{files[0].path}: data.date_format has no effect, because no column of data.columns has the kind 'date'"
+    for name, replacements in config.replace.items():
+        replaced = set[str]().union(*(file.replaced.get(name, ()) for file in files))
+        unused = [cell for cell in replacements if cell not in replaced]
+        if unused:
+            cells = "cells" if len(unused) > 1 else "a cell"
+            yield f"{files[0].path}: data.replace names {cells} that column {name!r} does not have: {list_names(unused)}"
 
 
 def check_numbers(table: pd.DataFrame, place: str) -> None:

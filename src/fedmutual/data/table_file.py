@@ -97,6 +97,7 @@ class TableFile:
             DataError: the file is missing or is no table, or pyarrow is missing for Parquet.
         """
         self.path, self.problems, self.decimal_commas = path, list[str](), list[str]()
+        self.replaced: dict[str, set[str]] = {}  # column of data.replace -> the cells that were replaced
         self._config = config
         self._names = [c for c in (*config.label_columns, config.group_by, DOMAIN) if c is not None]
         self._text_features = [c for c, settings in config.columns.items() if settings.kind != "number"]
@@ -196,7 +197,9 @@ class TableFile:
         written: the cells as the file has them.
         """
         for name in (c for c in self._config.replace if c in table):
-            replacement = make_text(written[name]).map(self._config.replace[name])
+            cells = make_text(written[name])
+            self.replaced[name] = {*self._config.replace[name]} & {*cells.dropna()}
+            replacement = cells.map(self._config.replace[name])
             table[name] = make_text(make_text(table[name]).where(replacement.isna(), replacement))
         for name in (c for c in columns if c in table and c not in self._text_features):
             numbers = pd.to_numeric(table[name], errors="coerce")
