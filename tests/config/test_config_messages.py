@@ -225,6 +225,7 @@ def test_one_sentence(text: str, sentence: str, tmp_path: Path) -> None:
 def test_files_that_are_none(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     assert refusal(path) == f"{path}: there is no such file"
+    assert refusal(path.parent) == f"{path.parent}: is a folder; name a TOML file"
     path.write_text("x = ", encoding="utf-8")
     assert refusal(path).startswith(f"{path}: not valid TOML: ")
     path.write_bytes(b"name = '\xff'")

@@ -67,6 +67,8 @@ def _read_file_tables(path: Path) -> Table:
     except FileNotFoundError:
         raise ConfigError(f"{path}: there is no such file") from None
     except (OSError, UnicodeDecodeError) as problem:
+        if path.is_dir():
+            raise ConfigError(f"{path}: is a folder; name a TOML file") from None
         raise ConfigError(f"{path}: cannot be read ({problem})") from None
     try:
         return tomllib.loads(text)
