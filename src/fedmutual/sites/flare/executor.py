@@ -37,7 +37,7 @@ from fedmutual.sites.flare.workspace import BODY, CLOCK, read_pointer, remove_jo
 from fedmutual.sites.leaving import note_told
 from fedmutual.sites.modules import leave_working_folders
 from fedmutual.sites.private_values import DISK_FULL
-from fedmutual.sites.protocol import MalformedMessage, SiteAnswer, pack_message, read_order
+from fedmutual.sites.protocol import MalformedMessage, SiteAnswer, pack_message, read_answer, read_order
 from fedmutual.sites.schema import CLOCK_FILE, MOST_AHEAD, WORK_FOLDER
 from fedmutual.sites.site_runtime import SiteRuntime, hold_runtime
 from fedmutual.sites.site_settings import read_site_file
@@ -169,8 +169,9 @@ class SiteExecutor(Executor):  # type: ignore[misc]
                 raise RunError("the process of this site has ended, so this job carries out no more orders")
             answer = self._runtime.carry_out(content)
             self._send_to_peers(self._runtime.make_peer_messages(content), fl_ctx)
-            if time.monotonic() - self._printed_at > _LINE_INTERVAL:
-                print_line(f"{read_order(content)[0].round_name} done")
+            is_due = time.monotonic() - self._printed_at > _LINE_INTERVAL
+            if is_due and (told := read_answer(answer)[0]).problem is None:  # not of an order that the site declined
+                print_line(f"{told.order.round_name} done")
                 self._printed_at = time.monotonic()
             return _make_answer(answer)
         except MalformedMessage as fault:
