@@ -94,3 +94,16 @@ def test_a_resume_needs_the_same_file_and_one_source_is_enough(files: None) -> N
         fedmutual.run(fedmutual.load_config("p.toml", rounds=2), "r", resume=True)
     with pytest.raises(fedmutual.UserError, match=r"'split.public' and 'split.public_file' exclude each other"):
         fedmutual.run(fedmutual.load_config("p.toml", **{"split.public": 0.1}), "q")
+
+
+@pytest.mark.parametrize("has_labels", [True, False])
+def test_the_public_file_may_be_a_folder_of_datasets(files: None, has_labels: bool) -> None:
+    saved = pytest.importorskip("datasets")
+    x, y = load_digits(return_X_y=True)
+    saved.Dataset.from_dict({"x": x[:120].tolist(), "label": y[:120]}).save_to_disk("own")
+    rows = {"x": x[300:360].tolist()} | ({"label": y[300:360]} if has_labels else {})
+    saved.Dataset.from_dict(rows).save_to_disk("public")
+    config = load("public", "feddf", "distill_steps = 2")
+    about = config.data.model_copy(update={"name": "datasets", "root": Path("own")})
+    run = fedmutual.run(config.model_copy(update={"data": about}), "r")
+    assert run.finished

@@ -83,7 +83,7 @@ def read_public_rows(config: Config, path: Path, spaces: Mapping[str, Space]) ->
 
 def _read_source(path: Path, data: DataConfig, space: Space) -> tuple[Source, bool]:
     """Return the rows of a file, unscaled, and whether they have labels; without labels they have placeholders."""
-    if path.is_dir():
+    if path.is_dir() and data.name != "datasets":
         data = data.model_copy(update={"classes": space.classes})
         return folder.read_folder(data, domains=False, kind=space.targets), True
     read = None if path.suffix.lower() == ".npz" and space.columns is not None else read_file(path, space, data, None)

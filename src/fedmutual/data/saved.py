@@ -40,8 +40,10 @@ def read_saved(config: DataConfig) -> Source:
     return source if isinstance(config.label, str) else replace(source, classes=config.label, label_columns=config.label)
 
 
-def read_rows(path: Path, config: DataConfig, shape: Shape, labelled: bool) -> dict[str, Any]:
+def read_rows(path: Path, config: DataConfig, shape: Shape, labelled: bool | None) -> dict[str, Any]:
     """Return the arrays of a folder with one split for a model that takes `shape`: x, and y if `labelled`.
+
+    labelled: None: y if the folder has labels.
 
     Raises:
         ConfigError, DataError: as `read_saved`; or the folder has several splits.
@@ -55,6 +57,7 @@ def read_rows(path: Path, config: DataConfig, shape: Shape, labelled: bool) -> d
     columns = _list_inputs(split, config, named)
     shapes = shape if isinstance(shape, Shapes) else dict.fromkeys(columns, shape)
     lengths = {name: max(shapes[name][:1], default=0) if name in shapes else 0 for name in columns}
+    labelled = {*config.label_columns} <= {*split.column_names} if labelled is None else labelled
     return _read_split(split, config, str(path), lengths, labelled)
 
 

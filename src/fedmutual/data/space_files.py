@@ -33,7 +33,7 @@ def read_file(path: Path, space: Space, data: DataConfig, labelled: bool | None)
         contents = {**arrays.read_arrays(path, missing="name another")}
         inputs = data.inputs or (tuple(space.shape) if isinstance(space.shape, Shapes) and "x" not in contents else None)
     elif data.name == "datasets" and path.is_dir():
-        contents = saved.read_rows(path, data, space.shape, labelled is not False)
+        contents = saved.read_rows(path, data, space.shape, labelled)
     else:
         return None
     if labelled is None:

@@ -141,7 +141,7 @@ def _read_files(files: Sequence[TableFile], config: DataConfig, numbers: bool) -
 
 
 def _describe_unused_keys(files: Sequence[TableFile], config: DataConfig) -> Iterator[str]:
-    """Yield a sentence for each column of data.replace with entries that no cell has, and for a date_format without dates."""
+    """Yield a sentence for each column of data.replace with entries that no cell has, and on an unused date_format."""
     if config.date_format is not None and all(one.kind != "date" for one in config.columns.values()):
         yield f"{files[0].path}: data.date_format has no effect, because no column of data.columns has the kind 'date'"
     for name, replacements in config.replace.items():
