@@ -230,7 +230,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     assert refusal(path).startswith(f"{path}: not valid TOML: ")
     path.write_bytes(b"name = '\xff'")
     assert refusal(path).startswith(f"{path}: cannot be read (")
-    assert refusal(tmp_path).startswith(f"{tmp_path}: cannot be read (")
+    assert refusal(tmp_path) == f"{tmp_path}: is a folder; name a TOML file"
 
 
 @pytest.fixture
