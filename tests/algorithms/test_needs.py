@@ -135,3 +135,12 @@ def test_a_network_without_batchnorm_is_remarked():
     notes = build(config("fedbn")).make_plan({}).notes
     assert "network 'mlp' has no BatchNorm layer, so 'model.batchnorm' has no effect" in notes
     assert not [n for n in build(config("fedavg")).make_plan({}).notes if "BatchNorm" in n]
+
+
+@pytest.mark.parametrize(
+    ("method", "part", "is_kept"), [("fedper", "features", False), ("fedavg", None, True), ("fml", "features", True)]
+)
+def test_keep_best_that_keeps_no_model_is_remarked(method, part, is_kept):
+    settings = {"algorithm": {"name": method}, "records": {"keep_best": True}, "model": {"part": part}}
+    notes = build(config(method, **settings)).make_plan({}).notes
+    assert is_kept != any("'records.keep_best' has no effect" in n for n in notes)

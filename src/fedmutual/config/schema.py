@@ -234,7 +234,7 @@ class ModelConfig(Section):
         "average", only_if=(_SHARED, OnlyIf("networks", about="the shared network has BatchNorm layers"))
     )
     """BatchNorm layers are averaged (average), or are not sent (local)"""
-    start: Literal["own", "server"] = key("own")
+    start: Literal["own", "server"] = key("own", only_if=(_FEDERATED, _PERSONAL))
     """personal networks start from their own random weights (own), or from the server's weights (server)"""
     weights: keys.PathSetting | None = key(
         unused_on_sites="the server begins with random weights, or resumes with its own weights",
