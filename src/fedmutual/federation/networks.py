@@ -134,7 +134,7 @@ class Networks:
             remarks += [f"model.part: {name!r} is shared, too: it is one tensor with a shared one" for name in tied]
         if self.config.records.keep_best and self.forks and not self.complete and "personal" not in self.scores:
             remarks.append(
-                "only the clients' forks are complete, and of these no best round is kept, so 'records.keep_best' has no effect"
+                "each model is a client's fork, whose best round is not kept, so 'records.keep_best' has no effect"
             )
         return (*remarks, *self._describe_endings())
 
