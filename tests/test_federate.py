@@ -227,6 +227,8 @@ def test_compare_trains_every_method_and_seed_on_the_same_objects(tables, nets, 
         ({"methods": {}}, "'methods'"),
         ({"methods": ["fml", "fml"]}, "'methods'"),
         ({"methods": "fedavg"}, r"argument 'methods' is the text 'fedavg'; give a list: methods=\['fedavg'\]"),
+        ({"methods": FedAvg()}, r"argument 'methods' is FedAvg\(.*; give a list"),
+        ({"methods": {1: "fedavg", "1": "fml"}}, "'methods' names 1, 1, and needs methods of different names"),
     ],
 )
 def test_a_comparison_without_runs_is_refused(tables, tmp_path, change, argument):
@@ -237,11 +239,11 @@ def test_a_comparison_without_runs_is_refused(tables, tmp_path, change, argument
 
 
 def test_no_title_of_a_method_leads_out_of_the_folder(tables, tmp_path):
-    titles = ["../x", "a/b", "", "..", str(tmp_path / "y"), "FML: 0.5"]
+    titles = ["../x", "a/b", "", "..", str(tmp_path / "y"), "FML: 0.5", 256 * "x"]
     compared = fedmutual.compare(sites(tables), dict.fromkeys(titles, "fedavg"), "mlp", seeds=1, out=tmp_path / "c", **QUICK)
     assert [*tmp_path.iterdir()] == [tmp_path / "c"]
     assert {run.folder.parent.parent for run in compared.runs.values()} == {tmp_path / "c"}
-    assert len([*(tmp_path / "c").iterdir()]) == 6
+    assert len([*(tmp_path / "c").iterdir()]) == 7
     assert "FML: 0.5" in {run.folder.parent.name for run in compared.runs.values()}
 
 

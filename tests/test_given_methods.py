@@ -135,6 +135,12 @@ def test_a_batch_size_that_a_loader_overrides_is_told():
     assert [run.config.clients[i].training.batch_size for i in "abc"] == [1, 8, None]
 
 
+def test_a_value_in_the_place_of_the_table_of_training_is_told():
+    site = Site(train=DataLoader(TensorDataset(torch.randn(40, 3), torch.arange(40) % 2)), settings={"training": 8})
+    with pytest.raises(ConfigError, match=re.escape("key 'clients.a.training' must be a table")):
+        fedmutual.federate({"a": site}, "fedavg", "mlp", **QUICK)
+
+
 def test_equal_values_and_the_defaults_of_a_class_are_no_conflict():
     assert describe(FML(), {"lr": 0.3}, {"algorithm.alpha": 0.9, "optimizer.lr": 0.3}).algorithm["alpha"] == 0.9
     assert describe(FedAvg(), {"local_epochs": 2}).training.local_epochs == 2

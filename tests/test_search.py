@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 import fedmutual
+from fedmutual.cli.conclude import print_sweep
+from fedmutual.cli.terminal import Code
 from fedmutual.config.grid import list_rows
 from fedmutual.errors import ConfigError
 from fedmutual.events import Evaluated, Replied
@@ -134,12 +136,18 @@ NO_SCORE = (
         ((1, 3), (0, 1), 1, "every setting that halving continued to round 3 diverged; the others were ended early"),
     ],
 )
-def test_a_search_without_a_choice_says_what_diverged(monkeypatch, rounds, diverged, seeds, failure):
+def test_a_search_without_a_choice_says_what_diverged(monkeypatch, capsys, rounds, diverged, seeds, failure):
     monkeypatch.setattr("fedmutual.report.choice._read_finished", lambda *_: ())
     folders = dict.fromkeys(range(seeds), Path("s"))
     ended = [dict.fromkeys(range(n), "Diverged") for n in diverged]
     tried = tuple(ScoredTrial({}, "lr", folders, how, None, None, n) for n, how in zip(rounds, ended, strict=True))
-    assert Sweep(Path("s"), tried, (), (), {}).failure == failure
+    searched = Sweep(Path("s"), tried, (), (), {})
+    assert searched.failure == failure
+    with pytest.raises(SystemExit) as ended_with:
+        print_sweep(searched, Path("nine.toml"))
+    is_undefined = failure == NO_SCORE  # no other rate defines it
+    assert ended_with.value.code == (Code.BAD_INPUT if is_undefined else Code.DIVERGED)
+    assert ("A smaller optimizer.lr" in capsys.readouterr().err) != is_undefined
 
 
 def test_random_search_trains_equal_draws_once(nine):

@@ -114,11 +114,16 @@ def list_tensors(x: Inputs) -> list[Tensor]:
     return [x] if isinstance(x, Tensor) else [*x.values()]
 
 
+def is_transformed(value: Tensor) -> bool:
+    """Return whether a tensor is within `vmap` or `grad` of torch.func, where code cannot depend on its numbers."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(value))
+
+
 def has_gradient(value: Tensor) -> bool:
     """Return whether a tensor is computed from parameters that are trained; within `vmap` too, where it does not say so."""
     if torch.compiler.is_compiling():  # the first steps were checked without a compiler
         return True
-    while not value.requires_grad and torch._C._functorch.is_functorch_wrapped_tensor(value):
+    while not value.requires_grad and is_transformed(value):
         value = torch._C._functorch.get_unwrapped(value)
     return value.requires_grad
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedmutual.calling import has_gradient
+from fedmutual.calling import has_gradient, is_transformed
 from fedmutual.core import Data, Task, get_target_kind
 from fedmutual.errors import AlgorithmError, ConfigError, format_error, format_line
 from fedmutual.losses import BuiltIn, average_known, find_known
@@ -102,7 +102,7 @@ def _call_loss(loss: Loss, name: str, output: Tensor, target: Tensor) -> Tensor:
     if not isinstance(value, Tensor) or value.dim() or not value.is_floating_point():
         kind = f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise AlgorithmError(f"key 'training.loss': {name!r} returned {kind}; return a tensor [], a mean over the batch")
-    if has_gradient(output) and not has_gradient(value):
+    if has_gradient(output) and not has_gradient(value) and (is_transformed(output) or value != 0):  # 0: skips this batch
         fix = "compute it from the outputs, without .item(), argmax or numpy"
         raise AlgorithmError(f"key 'training.loss': {name!r} returned a tensor without a gradient; {fix}")
     return value

@@ -1,8 +1,11 @@
 """What a client's recipe does to its steps, by hand: early stopping, loss scaling, accumulation; the words in Python."""
 
+import itertools
+
 import pytest
 import torch
 from sklearn.datasets import load_digits
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import fedmutual
@@ -135,6 +138,17 @@ def test_a_loss_that_fails_is_named(tmp_path):
 def test_a_loss_without_a_gradient_is_refused_before_nothing_is_learned(tmp_path, engine):
     with pytest.raises(fedmutual.UserError, match=r"key 'training.loss': .* returned a tensor without a gradient"):
         run(tmp_path / "a", engine=engine, loss=lambda output, target: (output.argmax(1) != target).float().mean())
+
+
+def test_a_loss_of_zero_without_a_gradient_leaves_a_batch_out(tmp_path):
+    """As of a batch without labels or events, which rows decide: no error may depend on it."""
+    calls = itertools.count()
+
+    def leave_out_each_second(output, target):
+        return torch.tensor(0.0) if next(calls) % 2 else nn.functional.cross_entropy(output, target)
+
+    run(tmp_path / "a", engine="inprocess", loss=leave_out_each_second, rounds=1)
+    assert next(calls) > 2
 
 
 @pytest.mark.parametrize(("name", "why"), [("math:pi", "is not a callable"), ("builtins:dict", "no signature")])

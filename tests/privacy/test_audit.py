@@ -41,6 +41,8 @@ def test_the_auc_of_separated_scores_has_an_interval():
     members, others = np.arange(20.0), np.arange(30.0) - 40
     assert measure_auc(members, others, 0.95) == (1, pytest.approx(0.025 ** (1 / 20)), 1)
     assert measure_auc(others, members, 0.95) == (0, 0, pytest.approx(1 - 0.025 ** (1 / 20)))
+    low, high = stats.beta.ppf([0.025, 0.975], [10, 11], [11, 10])  # 10 of 20 pairs, of equal scores
+    assert measure_auc(np.ones(20), np.ones(30), 0.95) == (0.5, pytest.approx(low), pytest.approx(high))
 
 
 def test_the_threshold_separates_best():

@@ -162,6 +162,16 @@ def test_a_participant_without_known_scores_leaves_the_orders_of_the_others(tmp_
     assert "6 random orders" in find_worth(worth)[-1]
 
 
+def test_a_participant_without_known_scores_leaves_the_overlaps_of_the_others(tmp_path):
+    names = NAMES[:4]
+    worth = Worth(read_runs(write_coalitions(tmp_path, names, list_coalitions(names))))
+    scores = {s: dict(m) for s, m in worth.scores.items()}
+    worth.scores = {s: {c: {i: v for i, v in of.items() if i != "d"} for c, of in m.items()} for s, m in scores.items()}
+    of_a = [compute_overlap(m, "a", ("b", "c"), ["d"]) for m in scores.values()]
+    assert worth.overlaps["b", "c"].mean == pytest.approx(fmean(of_a))
+    assert len(worth.overlaps) == 6
+
+
 def test_of_participants_left_out_there_are_no_shapley_values(tmp_path):
     names = NAMES[:4]
     coalitions = [c for c in list_coalitions(names) if len(c) > 2]

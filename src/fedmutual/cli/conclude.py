@@ -117,7 +117,7 @@ def print_sweep(result: "Sweep", file: Path) -> None:
     for line in [*lines, f"all trainings: {format_cost(result.budget)}", f"all results: {result.folder / RESULT}"]:
         print_text(line, soft_wrap=True)
     if not result.chosen:
-        if not any(tried.diverged for tried in result.tried):
+        if result.unscored:
             exit_with_error(result.failure, Code.BAD_INPUT)
         exit_with_error(f"{result.failure}. A smaller optimizer.lr is the usual fix", Code.DIVERGED)
 

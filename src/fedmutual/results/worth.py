@@ -179,15 +179,15 @@ class Worth:
     @cached_property
     def overlaps(self) -> dict[Pair, Estimate]:
         """Two participants -> how much more both add to one of the others than the sum of what each adds."""
-        numbers: dict[Pair, dict[int, float]] = {}
+        measured: dict[Pair, Value] = {}
         for pair in itertools.combinations(self.participants, 2):
             others = [i for i in self.participants if i not in pair]
-            for seed, scores in self.scores.items() if others else ():
+            numbers: dict[Pair, dict[int, float]] = {(one, pair[0]): {} for one in others}
+            for (one, _), (seed, scores) in itertools.product(numbers, self.scores.items()):
                 with suppress(KeyError):
-                    added = [compute_overlap(scores, one, pair, [i for i in others if i != one]) for one in others]
-                    numbers.setdefault(pair, {})[seed] = fmean(added)
-        matrix = GainMatrix(numbers, self)
-        return {pair: value for pair in numbers if isinstance(value := matrix.measure([pair]), Estimate)}
+                    numbers[one, pair[0]][seed] = compute_overlap(scores, one, pair, [i for i in others if i != one])
+            measured[pair] = GainMatrix(numbers, self).measure(numbers)
+        return {pair: value for pair, value in measured.items() if isinstance(value, Estimate)}
 
     def judge_joining(self, name: str, alone: Sequence[RunFacts]) -> tuple[dict[Coalition, Estimate], Value]:
         """Return what one participant gains over training alone in each coalition, and by a choice of the best coalition.

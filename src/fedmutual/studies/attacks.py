@@ -119,15 +119,15 @@ def measure_auc(members: Scores, others: Scores, level: float) -> tuple[float, f
     """Return (area under the ROC curve, low, high), all in [0, 1]; 0.5 for guessing.
 
     members [M], others [N]: scores, at least two of each. level: of the interval, for example 0.95. The variance is that of
-    DeLong et al. 1988 (https://doi.org/10.2307/2531595). It is 0 where all members are above all others, or below; then the
-    interval is that of Clopper and Pearson (1934) for min(M, N) independent pairs.
+    DeLong et al. 1988 (https://doi.org/10.2307/2531595). It is 0 where all members are above all others, or below, or where
+    all scores are equal; then the interval is that of Clopper and Pearson (1934) for min(M, N) independent pairs.
     """
     ranks = stats.rankdata(np.concatenate([members, others]))
     placed = (ranks[: len(members)] - stats.rankdata(members)) / len(others)  # the share of others below each member
     passed = 1 - (ranks[len(members) :] - stats.rankdata(others)) / len(members)  # of members above each other row
     auc = float(placed.mean())
     error = float(np.sqrt(placed.var(ddof=1) / len(members) + passed.var(ddof=1) / len(others)))
-    if auc in (0, 1):
+    if not error:
         pairs = min(len(members), len(others))
         low, high = stats.binomtest(round(auc * pairs), pairs).proportion_ci(level, method="exact")
         return auc, float(low), float(high)

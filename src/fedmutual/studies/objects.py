@@ -208,24 +208,29 @@ def _list_observers(observers: Any) -> Sequence[Observer]:
     return listed
 
 
-def _name_methods(methods: Sequence[Any] | Mapping[str, Any]) -> dict[str, Any]:
+def _name_methods(methods: Any) -> dict[str, Any]:
     """Return the methods by title: by the given titles, or by the names of the algorithms."""
     if isinstance(methods, str):
         raise ConfigError(f"argument 'methods' is the text {methods!r}; give a list: methods=[{methods!r}]")
-    if isinstance(methods, Mapping) and methods:
-        return {str(title): method for title, method in methods.items()}
-    names = [method if isinstance(method, str) else type(method).__name__.lower() for method in methods]
+    if not isinstance(methods, Iterable):
+        raise ConfigError(f"argument 'methods' is {methods!r}; give a list: methods=['fml', 'independent']")
+    if isinstance(methods, Mapping):
+        names, listed = [str(title) for title in methods], [*methods.values()]
+    else:
+        listed = [*methods]
+        names = [method if isinstance(method, str) else type(method).__name__.lower() for method in listed]
     if not names or len({*names}) < len(names):
         raise ConfigError(
             f"argument 'methods' names {', '.join(names) or 'nothing'}, and needs methods of different names; give titles: "
             "methods={'a': FML(alpha=0.3), 'b': FML(alpha=0.7)}"
         )
-    return dict(zip(names, methods, strict=True))
+    return dict(zip(names, listed, strict=True))
 
 
 def _name_folder(title: str) -> str:
     """Return the name of a folder for a method's title: the title, if a folder can have this name."""
-    return title if title.strip(". ") and not {*title} & {*"/\\\0"} else make_folder_name(title)
+    is_name = title.strip(". ") and not {*title} & {*"/\\\0"} and len(title.encode()) <= 255
+    return title if is_name else make_folder_name(title or '""')  # of no text it would be the folder of all runs
 
 
 def _check_distinct_networks(sites: Mapping[str, Site], shared: Model | None) -> None:

@@ -110,10 +110,11 @@ def hold_sites(
                 )
         if isinstance(site.train, DataLoader) and (size := site.train.batch_size) is not None:
             training = merged.setdefault("training", {})
-            if "batch_size" not in training and batch_size not in (None, size):
-                others = f"'training.batch_size' is {batch_size} for the others"
-                warn_user(f"{place}: its DataLoader has batches of {size}, and {others}")
-            training.setdefault("batch_size", size)
+            if isinstance(training, dict) and "batch_size" not in training:  # of another value `parse_config` says why
+                training["batch_size"] = size
+                if batch_size not in (None, size):
+                    others = f"'training.batch_size' is {batch_size} for the others"
+                    warn_user(f"{place}: its DataLoader has batches of {size}, and {others}")
         data = {**common, **table.get("data", {})}
         reading = {key: value for key, value in data.items() if key in _READING}
         data_config = parse_config({"data": {"name": f"{PREFIX}data", **reading}}, place).data

@@ -83,17 +83,22 @@ class Sweep:
         return next(iter(self.best), None)
 
     @property
+    def unscored(self) -> list[ScoredTrial]:
+        """The settings without a score that were trained to the end: the main metric is undefined on the hold-out rows."""
+        last = max(t.round or 0 for t in self.tried)
+        return [t for t in self.tried if (t.round or 0) == last and not t.diverged and t.last is None]
+
+    @property
     def failure(self) -> str:
         """Why no setting could be chosen, in words; empty if one was chosen."""
         if self.best:
             return ""
         last, seeds = max(t.round or 0 for t in self.tried), max(len(t.folders) for t in self.tried)
         how = "diverged in at least one seed" if seeds > 1 else "diverged"
-        unscored = [t for t in self.tried if (t.round or 0) == last and not t.diverged]
-        if unscored:
+        if self.unscored:
             return (
-                f"{unscored[0].metric.title} is undefined on the hold-out rows, as where a label or an event is absent from "
-                "them; hold out more rows with split.holdout"
+                f"{self.unscored[0].metric.title} is undefined on the hold-out rows, as where a label or an event is absent "
+                "from them; hold out more rows with split.holdout"
             )
         if all(t.diverged for t in self.tried):
             return f"every setting {how}"
