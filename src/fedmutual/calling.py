@@ -115,7 +115,7 @@ def list_tensors(x: Inputs) -> list[Tensor]:
 
 
 def has_gradient(value: Tensor) -> bool:
-    """Return whether a tensor is computed from parameters that are trained; within `vmap` too, where it does not say so."""
+    """Return whether a tensor depends on trained parameters; within `vmap` too, where `requires_grad` may be False."""
     if torch.compiler.is_compiling():  # the first steps were checked without a compiler
         return True
     while not value.requires_grad and torch._C._functorch.is_functorch_wrapped_tensor(value):

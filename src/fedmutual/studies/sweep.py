@@ -92,8 +92,8 @@ class Sweep:
         unscored = [t for t in self.tried if (t.round or 0) == last and not t.diverged]
         if unscored:
             return (
-                f"{unscored[0].metric.title} is undefined on the hold-out rows, as where a label or an event is absent from "
-                "them; hold out more rows with split.holdout"
+                f"{unscored[0].metric.title} is undefined on the hold-out rows, for example because they lack a label or "
+                "an event; hold out more rows with split.holdout"
             )
         if all(t.diverged for t in self.tried):
             return f"every setting {how}"
