@@ -94,7 +94,7 @@ def test_the_value_of_an_instance_is_trained():
         ("fml", {}, {"model.shared": "cnn1"}, "'model.shared' has two values, 'mlp' and 'cnn1'"),
         ("fml", {}, {"clients.a.data.name": "mnist"}, "'clients.a.data.name' has two values, 'digits' and 'mnist'"),
         ("fml", {}, {"engine.name": "processes"}, "key 'engine.name': 'processes' cannot hold objects of this process"),
-        ("fml", {"engine": "ray"}, {}, "argument 'engine': 'ray' cannot hold objects of this process"),
+        ("fml", {"engine": "cluster"}, {}, "argument 'engine': 'cluster' cannot hold objects of this process"),
         (ProxyFL(aggregate=Aggregation("median")), {}, {}, "argument 'method': ProxyFL(aggregate=...) has no effect"),
         (FedAvg(task=Regression()), {}, {}, "FedAvg has a task; give the task as the argument 'task'"),
         (Numeric(), {}, {}, "Numeric has a task; give the task as the argument 'task'"),
