@@ -225,7 +225,7 @@ def _name_methods(methods: Sequence[Any] | Mapping[str, Any]) -> dict[str, Any]:
 
 def _name_folder(title: str) -> str:
     """Return the name of a folder for a method's title: the title, if a folder can have this name."""
-    return title if title.strip(". ") and not {*title} & {*"/\\\0"} else make_folder_name(title)
+    return title if title.strip(". ") and not {*title} & {*"/\\\0"} else make_folder_name(title or " ")
 
 
 def _check_distinct_networks(sites: Mapping[str, Site], shared: Model | None) -> None:
