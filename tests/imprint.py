@@ -1,10 +1,10 @@
-"""The imprint attack: a model of the server whose units fire for few rows each, and the rows that its replies give away."""
+"""The imprint attack: a model of the server whose units are active for few rows each, and the rows that replies reveal."""
 
 import torch
 
 
 def craft_model(shapes, known):
-    """Return a model of three layers whose units fire for few rows each. known: rows that the server knows [N, F]."""
+    """Return a model of three layers whose units are active for few rows each. known: rows that the server knows [N, F]."""
     names, rng = list(shapes), torch.Generator().manual_seed(5)
     crafted = {name: torch.zeros_like(tensor) for name, tensor in shapes.items()}
     directions = torch.randn(200, 64, generator=rng)
@@ -16,7 +16,7 @@ def craft_model(shapes, known):
 
 
 def read_rows(model, crafted, rows):
-    """Return the numbers of the rows that a model gives away, each value within 0.1."""
+    """Return the numbers of the rows that a model reveals, each value within 0.1."""
     names = list(crafted)
     decay = (model[names[0]] / crafted[names[0]]).double().flatten().median()
     weights, biases = (model[name].double() - decay * crafted[name].double() for name in names[:2])

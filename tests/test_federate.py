@@ -238,7 +238,7 @@ def test_a_comparison_without_runs_is_refused(tables, tmp_path, change, argument
     assert not (tmp_path / "c").exists()
 
 
-def test_no_title_of_a_method_leads_out_of_the_folder(tables, tmp_path):
+def test_each_run_is_in_the_folder_of_compare_whatever_its_title(tables, tmp_path):
     titles = ["../x", "a/b", "", "..", str(tmp_path / "y"), "FML: 0.5", 256 * "x"]
     compared = fedmutual.compare(sites(tables), dict.fromkeys(titles, "fedavg"), "mlp", seeds=1, out=tmp_path / "c", **QUICK)
     assert [*tmp_path.iterdir()] == [tmp_path / "c"]

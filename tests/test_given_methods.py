@@ -94,7 +94,7 @@ def test_the_value_of_an_instance_is_trained():
         ("fml", {}, {"model.shared": "cnn1"}, "'model.shared' has two values, 'mlp' and 'cnn1'"),
         ("fml", {}, {"clients.a.data.name": "mnist"}, "'clients.a.data.name' has two values, 'digits' and 'mnist'"),
         ("fml", {}, {"engine.name": "processes"}, "key 'engine.name': 'processes' cannot hold objects of this process"),
-        ("fml", {"engine": "ray"}, {}, "argument 'engine': 'ray' cannot hold objects of this process"),
+        ("fml", {"engine": "cluster"}, {}, "argument 'engine': 'cluster' cannot hold objects of this process"),
         (ProxyFL(aggregate=Aggregation("median")), {}, {}, "argument 'method': ProxyFL(aggregate=...) has no effect"),
         (FedAvg(task=Regression()), {}, {}, "FedAvg has a task; give the task as the argument 'task'"),
         (Numeric(), {}, {}, "Numeric has a task; give the task as the argument 'task'"),
@@ -111,23 +111,23 @@ def test_a_value_that_would_be_lost_is_refused(method, arguments, settings, word
     [
         (
             {"model.personal": "mlp"},
-            "key 'model.personal' of its settings is what its argument 'model' sets; remove the key",
+            "its argument 'model' already sets the key 'model.personal'; remove the key from its settings",
         ),
-        ({"model": {"personal": "mlp"}}, "key 'model.personal' of its settings is what its argument 'model' sets"),
-        ({"data.name": "digits"}, "key 'data.name' of its settings is what its argument 'train' sets"),
-        ({"data.label": "z"}, "key 'data.label' of its settings is what its argument 'label' sets"),
+        ({"model": {"personal": "mlp"}}, "its argument 'model' already sets the key 'model.personal'"),
+        ({"data.name": "digits"}, "its argument 'train' already sets the key 'data.name'"),
+        ({"data.label": "z"}, "its argument 'label' already sets the key 'data.label'"),
     ],
 )
-def test_a_setting_of_a_site_beside_its_object_is_refused(settings, words):
+def test_a_setting_that_an_argument_of_the_site_sets_is_refused(settings, words):
     frame = pd.DataFrame({"x": [0.0, 1.0] * 20, "y": [0, 1] * 20, "z": [1, 0] * 20})
     site = Site(train=frame, label="y", model=nn.Linear(1, 2), settings=settings)
     with pytest.raises(ConfigError, match=re.escape(words)):
         fedmutual.federate({"a": site}, "fml", "mlp", **QUICK)
 
 
-def test_a_batch_size_that_a_loader_overrides_is_told():
+def test_a_batch_size_that_a_loader_overrides_is_named():
     rows = TensorDataset(torch.randn(40, 3), torch.arange(40) % 2)
-    told = "site 'a': its DataLoader has batches of 1, and 'training.batch_size' is 8 for the others"
+    told = "site 'a': its DataLoader has batches of 1, and 'training.batch_size' is 8 for the other sites"
     sites = {"a": Site(train=DataLoader(rows)), "b": Site(train=DataLoader(rows, batch_size=8)), "c": Site(train=rows)}
     with pytest.warns(RemarkWarning, match=told) as remarks:
         run = fedmutual.federate(sites, "fedavg", "mlp", **QUICK)

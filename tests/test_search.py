@@ -121,8 +121,8 @@ def test_local_only_training_has_the_rounds_of_its_setting(nine):
 
 
 NO_SCORE = (
-    "accuracy is undefined on the hold-out rows, as where a label or an event is absent from them; hold out more rows with "
-    "split.holdout"
+    "accuracy is undefined on the hold-out rows, for example because they lack a label or an event; hold out more rows "
+    "with split.holdout"
 )
 
 

@@ -120,7 +120,7 @@ def is_transformed(value: Tensor) -> bool:
 
 
 def has_gradient(value: Tensor) -> bool:
-    """Return whether a tensor is computed from parameters that are trained; within `vmap` too, where it does not say so."""
+    """Return whether a tensor depends on trained parameters; within `vmap` too, where `requires_grad` may be False."""
     if torch.compiler.is_compiling():  # the first steps were checked without a compiler
         return True
     while not value.requires_grad and is_transformed(value):

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 RUN_NOTE = "run: "  # begins the note of an error that names the run that failed, of several
-_INNER = ("fedmutual", "torch", "contextlib")  # modules of frames between a remark and the user's line
+_SKIPPED = ("fedmutual", "torch", "contextlib")  # a remark is shown at the last line outside these packages
 _LISTED_ROWS = 3  # unusable examples in a message
 
 
@@ -73,7 +73,7 @@ def warn_user(remark: str) -> None:
     The registry of shown warnings is new: otherwise Python would not show an equal remark of the next run.
     """
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INNER:
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _SKIPPED:
         frame = frame.f_back
     warnings.warn_explicit(
         remark, RemarkWarning, frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__"), registry={}

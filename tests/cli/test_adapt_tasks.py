@@ -85,7 +85,7 @@ def test_the_main_metric_compares_the_ways(in_tmp_path, cli, write, metric, titl
     assert expected in sentence.split("(")[0]
 
 
-def test_a_metric_that_is_undefined_on_the_rows_is_told_by_adapt_sweep_and_report(in_tmp_path, cli):
+def test_a_metric_that_is_undefined_on_the_rows_is_reported_by_adapt_sweep_and_report(in_tmp_path, cli):
     """The rows of one class of labels have no AUROC: a newcomer's validation rows, and all rows of a sweep."""
     draw = np.random.default_rng(0)
     x = draw.normal(size=(80, 4)).astype("float32")

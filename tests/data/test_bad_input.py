@@ -46,7 +46,7 @@ def test_keys_without_effect(key: str, value: str) -> None:
     refused(f"key 'data.{key}' has no effect with data.name = 'digits'; remove it", data={"name": "digits", key: value})
 
 
-def test_a_column_of_labels_is_not_named_for_arrays(tmp_path: Path) -> None:
+def test_data_label_is_refused_for_arrays(tmp_path: Path) -> None:
     about = npz(tmp_path / "a.npz", x=X, y=Y, severity=1 - Y) | {"label": "severity"}
     refused("key 'data.label' has no effect with data.name = 'npz'; remove it", data=about)
 
@@ -459,7 +459,7 @@ def test_rows_without_a_group_are_not_one_group(kind: str, tmp_path: Path, modul
     refused("its group (data.group_by = 'patient') is missing (2 of 4 rows)", data=about | {"group_by": "patient"})
 
 
-def test_columns_of_the_test_rows_alone_are_remarked() -> None:
+def test_columns_that_only_the_test_rows_have_are_named() -> None:
     train = pd.DataFrame({"a": X[:, 0], "y": Y})
     source = make_memory_source(train, train.assign(stage="II", b=1.0), "y", "site 'A'")
     told = "test of site 'A': columns 'stage', 'b' are not in the training rows, so they are no features"

@@ -210,7 +210,7 @@ def test_a_date_in_iso_8601_is_refused_where_the_form_would_read_others_otherwis
     refused("'2026-05-31' in line 3, but dates must be written as data.date_format = '%Y-%d-%m'; fix the cell", data=about)
 
 
-def test_entries_that_change_no_cell_are_remarked(tmp_path: Path) -> None:
+def test_entries_that_change_no_cell_are_named(tmp_path: Path) -> None:
     make_frame().to_csv(tmp_path / "rows.csv", index=False)
     about = {"name": "csv", "root": str(tmp_path / "rows.csv"), "columns": {"sex": ["f", "m"]}}
     changes = {"sex": {"f": "f", "Female": "f", "?": ""}, "crp": {"2.5": "3"}}  # crp is no feature, but has this cell

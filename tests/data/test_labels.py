@@ -161,7 +161,7 @@ def test_labels_that_cannot_be(tmp_path: Path, arrays: dict[str, Any], words: st
     refused(words.replace("PATH", str(path)), data=npz(path, x=X, **arrays))
 
 
-def test_a_class_named_alone(tmp_path: Path) -> None:
+def test_a_single_class_in_data_classes_is_refused(tmp_path: Path) -> None:
     about = npz(tmp_path / "a.npz", x=X, y=np.array(["a", "b"] * 6)) | {"classes": ["a"]}
     refused("key 'data.classes' names only one class, 'a'; classification needs two", data=about)
 

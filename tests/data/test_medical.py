@@ -148,7 +148,7 @@ def test_slices_are_ordered_by_number_where_they_have_no_place(tmp_path: Path, m
         assert images.read_file(series, None)[0, :, 0, 0].tolist() == [2, 1, 0]
 
 
-def test_a_missing_slice_is_remarked_and_a_localizer_refused(tmp_path: Path) -> None:
+def test_a_missing_slice_is_named_and_a_localizer_refused(tmp_path: Path) -> None:
     for label in "ab":
         for patient in range(6):
             write_series(tmp_path / label / f"p{patient}", count=4)
@@ -156,8 +156,8 @@ def test_a_missing_slice_is_remarked_and_a_localizer_refused(tmp_path: Path) -> 
     read = folder(tmp_path, slices=True, size=[4, 3, 4])
     told = [note for note in data.load(config(data=read)).notes if "uneven" in note]
     assert told == [
-        f"1 volume of slices at uneven distances ({tmp_path / 'a' / 'p1'}: 5 to 10 mm, for example): slices may be missing, "
-        "and the distances are not evened out"
+        f"slices have uneven distances in 1 volume ({tmp_path / 'a' / 'p1'}: 5 to 10 mm, for example); slices may be "
+        "missing, and the volumes are not resampled to even distances"
     ]
     series = write_series(tmp_path / "c", PixelSpacing=[0.5, 0.7])
     assert medical.describe_volume(series)["spacings"] == "5 x 0.5 x 0.7"

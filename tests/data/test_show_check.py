@@ -60,7 +60,7 @@ def test_many_clients_and_classes_as_bars(tmp_path: Path) -> None:
     assert "".join(word for line in lines[2:4] for word in line[3:] or line).count("▁") < 60
 
 
-def test_bars_are_of_the_shown_classes_alone(tmp_path: Path) -> None:
+def test_bars_are_scaled_by_the_shown_classes(tmp_path: Path) -> None:
     x, y = (
         np.arange(200, dtype=np.float32)[:, None],
         np.array([["ill", "well"][k % 2] if k < 40 else "" for k in range(200)]),

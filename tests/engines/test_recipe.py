@@ -135,7 +135,7 @@ def test_a_loss_that_fails_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("engine", ["inprocess", "stacked"])
-def test_a_loss_without_a_gradient_is_refused_before_nothing_is_learned(tmp_path, engine):
+def test_a_loss_without_a_gradient_is_refused(tmp_path, engine):
     with pytest.raises(fedmutual.UserError, match=r"key 'training.loss': .* returned a tensor without a gradient"):
         run(tmp_path / "a", engine=engine, loss=lambda output, target: (output.argmax(1) != target).float().mean())
 

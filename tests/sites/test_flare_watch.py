@@ -57,7 +57,7 @@ def test_an_overdue_site_is_connected_but_not_alive():
     assert (set(connected), set(alive)) == ({"north", "south"}, {"north"})
 
 
-def test_a_second_process_of_a_site_is_told(capsys, monkeypatch):
+def test_a_second_process_of_a_site_is_reported(capsys, monkeypatch):
     watch, clock = Watch(), [0.0]
     monkeypatch.setattr("fedmutual.sites.flare.watch.time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr(SfmEndpoint, "add_connection", SfmEndpoint.add_connection)

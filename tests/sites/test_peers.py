@@ -232,7 +232,7 @@ def test_an_absent_site_gets_no_letter_and_delays_no_site(tmp_path):
 
 @pytest.mark.parametrize(("late", "notes"), [(("north", "south", "west"), 0), (("west",), 2)])
 def test_late_sites_get_messages_where_the_round_waits_for_them(tmp_path, late, notes):
-    """Else sites that are all slow at the start compare no seed sets. A quorum does not wait for the late site."""
+    """Otherwise sites that are all slow at the start compare no seed sets. A quorum does not wait for the late site."""
     federation = federate(tmp_path, SEEDED | {"rounds": 1})
     federation.transport.late = late
     federation.transport.before = lambda round, phase: setattr(federation.transport, "late", ())

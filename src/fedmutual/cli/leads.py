@@ -46,7 +46,7 @@ def submit(
 def _submit_run(lead_kit: "kits.Kit", runs: list["Contract"], number: int, folder: Path) -> int:
     """Start or resume one federation, show its progress, and return the number of result files. Exit if it is unfinished.
 
-    runs: all federations of the contract. number: of this one; before the first one, earlier stops of all are over, and a
+    runs: all federations of the contract. number: the index of this one. The first one ends the earlier stops of all; a
     later stop ends this command, also between two federations.
     """
     from fedmutual.sites.flare.session import Session
@@ -61,7 +61,7 @@ def _submit_run(lead_kit: "kits.Kit", runs: list["Contract"], number: int, folde
         if job is None:
             until, previous = time.monotonic() + contract.sites.wait, list[str]()
             gone_by_run = [session.status(run.name)["gone"] or {} for run in runs]
-            left = {i for gone in gone_by_run for i, why in gone.items() if why == LEFT}  # a site leaves all runs
+            left = {i for gone in gone_by_run for i, why in gone.items() if why == LEFT}  # a site leaves all runs at once
             while True:
                 state = session.status(contract.name)
                 if state["stops"]:

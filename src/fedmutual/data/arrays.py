@@ -47,16 +47,16 @@ def read_npz(config: DataConfig) -> Source:
     path = require_root(config)
     arrays = read_arrays(path)
     if config.test is None:
-        return _note_unread(make_source(arrays, config, str(path)), arrays, config)
+        return _note_unread_arrays(make_source(arrays, config, str(path)), arrays, config)
     if "x_test" in arrays:
         raise ConfigError(f"key 'data.test': {path} already has test rows in 'x_test'; remove one of the two")
     of_test = read_arrays(config.test)
     test = _make_part(of_test, config, str(config.test), "x", "y")
     named = {"classes_test": of_test["classes"]} if "classes" in of_test else {}
-    return _note_unread(make_source({**arrays, **named}, config, str(path), test), arrays, config)
+    return _note_unread_arrays(make_source({**arrays, **named}, config, str(path), test), arrays, config)
 
 
-def _note_unread(source: Source, arrays: ArraysByName, config: DataConfig) -> Source:
+def _note_unread_arrays(source: Source, arrays: ArraysByName, config: DataConfig) -> Source:
     """Return the source with a remark on the arrays of its file that are not read."""
     of_rows = [*(config.inputs or ("x",)), "y", "domain", *(("group", config.group_by) if config.group_by else ())]
     of_test = [f"{name}_test" for name in of_rows] if source.test is not None and config.test is None else []

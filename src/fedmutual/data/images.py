@@ -128,8 +128,8 @@ def describe_files(files: Sequence[Path]) -> tuple[dict[str, dict[str, int]], li
     uneven = [(file, about["gaps"]) for file, about in zip(files, descriptions, strict=True) if about.get("gaps")]
     if uneven:
         notes.append(
-            f"{format_count(len(uneven), 'volume')} of slices at uneven distances ({uneven[0][0]}: {uneven[0][1]} mm, for "
-            "example): slices may be missing, and the distances are not evened out"
+            f"slices have uneven distances in {format_count(len(uneven), 'volume')} ({uneven[0][0]}: {uneven[0][1]} mm, for "
+            "example); slices may be missing, and the volumes are not resampled to even distances"
         )
     if len(spacings := counts["spacings"].most_common()) > 1:
         notes.append(

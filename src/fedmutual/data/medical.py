@@ -12,7 +12,7 @@ import numpy.typing as npt
 from fedmutual.errors import BadRows, DataError, format_error
 
 PACKAGES = {".dcm": "pydicom", ".dicom": "pydicom", ".nii": "nibabel", ".nii.gz": "nibabel"}
-_EVEN = 1.1  # the greatest distance of two slices, over the least, in a volume without a gap
+_MOST_UNEVEN = 1.1  # in a volume without a gap, the greatest distance between slices is at most this many times the least
 INSTALL = "pip install 'fedmutual[medical]'"
 
 
@@ -133,7 +133,7 @@ def _read_header(file: Path) -> Any:
 def _sort_slices(files: Sequence[Path]) -> tuple[list[Path], list[float]]:
     """Return DICOM files in their order in space, by the position along the normal of the slices, and the distances in mm.
 
-    Where a file has no position, the order is that of the numbers of the slices, and there are no distances.
+    Where a file has no position, the slices are ordered by their numbers, and there are no distances.
 
     Raises:
         ValueError: the slices have no order, or different orientations.
@@ -143,13 +143,13 @@ def _sort_slices(files: Sequence[Path]) -> tuple[list[Path], list[float]]:
     if not all(np.allclose(one, axes[0], atol=0.01) for one in axes):
         raise ValueError("its slices have different orientations, so they are no volume")
     positions: dict[Path, Any] = {file: _find_position(header) for file, header in headers.items()}
-    are_places = None not in positions.values()
-    if not are_places:
+    have_positions = None not in positions.values()
+    if not have_positions:
         positions = {file: header.get("InstanceNumber") for file, header in headers.items()}
     if None in positions.values() or len(set(positions.values())) < len(files):
         raise ValueError("a slice has no ImagePositionPatient or InstanceNumber, or has that of another slice")
     ordered = sorted(files, key=positions.__getitem__)
-    return ordered, np.diff([positions[file] for file in ordered]).tolist() if are_places else []
+    return ordered, np.diff([positions[file] for file in ordered]).tolist() if have_positions else []
 
 
 def _find_position(header: Any) -> float | None:
@@ -170,7 +170,7 @@ def _load_nifti(path: Path) -> Any:
 def describe_volume(path: Path) -> dict[str, str]:
     """Return the format, the mode, the size, the conversion and the spacing (in mm, in the order of the size) of a file.
 
-    Of slices with uneven distances, "gaps" are the least and the greatest distance in mm.
+    Where slices have uneven distances, "gaps" has the least and the greatest distance in mm.
 
     Raises:
         Exception: the package cannot read the file.
@@ -185,7 +185,7 @@ def describe_volume(path: Path) -> dict[str, str]:
         distances = _sort_slices(slices)[1] if slices else []
         spacing = file.get("PixelSpacing") or file.get("ImagerPixelSpacing") or ()
         spacing = [float(np.median(distances)), *spacing] if distances and spacing else spacing
-        if distances and max(distances) > _EVEN * min(distances):
+        if distances and max(distances) > _MOST_UNEVEN * min(distances):
             gaps = f"{min(distances):.4g} to {max(distances):.4g}"
         sides = [*([frames] if frames > 1 else [len(slices)] if slices else []), file.Rows, file.Columns]
         about = (

@@ -316,9 +316,9 @@ def _read_frames(rows: Sequence[tuple[Any, Any]], place: str, label: Label, conf
     """Return DataFrames as a source, by the reader of files. rows: x and y of the training rows, and of the test rows."""
     from fedmutual.data import table  # imports pandas, which takes 0.3 s
 
-    trained = rows[0][0]
-    frames = {place: trained} | {f"test of {place}": x[[c for c in x if c in trained]] for x, _ in rows[1:]}
-    unused = [c for x, _ in rows[1:] for c in x if c not in trained]
+    train_frame = rows[0][0]
+    frames = {place: train_frame} | {f"test of {place}": x[[c for c in x if c in train_frame]] for x, _ in rows[1:]}
+    unused = [c for x, _ in rows[1:] for c in x if c not in train_frame]
     note = f"test of {place}: columns {list_names(unused)} are not in the training rows, so they are no features"
     names = (label,) if isinstance(label, str) else tuple(label or ())
     source = table.read_frames(frames, config)

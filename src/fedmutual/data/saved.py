@@ -17,7 +17,7 @@ from fedmutual.errors import ConfigError, DataError, format_error
 
 
 def read_saved(config: DataConfig) -> Source:
-    """Return the data of the folder data.root; inputs are all columns but those of data.label, or data.inputs.
+    """Return the data of the folder data.root; the inputs are data.inputs, or all columns except data.label.
 
     Raises:
         ConfigError: data.root is not set, or the package datasets is missing.
@@ -91,9 +91,9 @@ def _find_length(split: Any, name: str) -> int:
 def _read_split(
     split: Any, config: DataConfig, place: str, lengths: Mapping[str, int], labelled: bool = True
 ) -> dict[str, Any]:
-    """Return the arrays x and y of one split, its classes, and those of groups and domains; y is [n, L] of a list of labels.
+    """Return the arrays x and y of one split, its classes, and those of groups and domains.
 
-    lengths: the columns of inputs, each with the steps of its series.
+    y is [n, L] if data.label is a list. lengths: the columns of inputs, each with the steps of its series.
     """
     label, text = config.label, config.text or ()
     for name in (n for n in (*(config.label_columns if labelled else ()), *text, *lengths) if n not in split.column_names):

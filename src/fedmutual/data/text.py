@@ -17,7 +17,7 @@ from fedmutual.errors import ConfigError, DataError, format_error
 
 HASH, LENGTH = "hash", 128  # the default tokenizer; the tokens of a text if data.length is unset
 _ASCII_TOKEN = re.compile(r"\w+|[^\w\s]")  # ten times as fast as the pattern for all scripts
-# Han, kana, Thai, Lao, Burmese and Khmer have no blanks between words, so that each character is a token
+# Han, kana, Thai, Lao, Burmese and Khmer have no blanks between words, so each character is a token
 _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 )
@@ -67,7 +67,7 @@ def _make_encoder(config: DataConfig) -> tuple[Encode, int]:
             by_file = Tokenizer.from_file(str(path))
             by_file.no_padding()
             by_file.no_truncation()  # the file may state another length
-            if config.length != 1:  # special tokens, such as the one that ends a text, stay
+            if config.length != 1:  # this keeps special tokens, such as the one that ends a text
                 by_file.enable_truncation(config.length or LENGTH)
             padding = next((i for name in ("[PAD]", "<pad>") if (i := by_file.token_to_id(name)) is not None), 0)
             return lambda texts, _: [encoded.ids for encoded in by_file.encode_batch(texts)], padding
@@ -92,14 +92,14 @@ def _make_encoder(config: DataConfig) -> tuple[Encode, int]:
 
 @cache
 def _make_pattern() -> re.Pattern[str]:
-    """Return the pattern of a word or a sign. A word has the vowel signs of Indic scripts, which `re` takes for signs."""
+    """Return the pattern of a word or a symbol. A word includes the vowel signs of Indic scripts, no letters for `re`."""
     marks = "".join(c for c in map(chr, range(0x300, 0x1E000)) if unicodedata.category(c)[0] == "M")
     marks, letter = re.sub(f"[{_UNSPACED}]", "", marks), rf"[^\W{_UNSPACED}]"
     return re.compile(rf"{letter}+(?:[{marks}]+{letter}*)*|[{_UNSPACED}]|[^\w\s]")
 
 
 def hash_tokens(text: str, words: int) -> list[int]:
-    """Return an id from 1 to `words` - 1 for each word and sign of a text, in lower case: a digest of the word.
+    """Return an id from 1 to `words` - 1 for each word and symbol of a text, in lower case: a digest of the word.
 
     In scripts without blanks between words, such as Chinese and Thai, each character is a word. Equal letters have equal ids
     whether an accent is part of a letter or a character of its own (Unicode's form NFC).

@@ -79,7 +79,7 @@ def weigh_gains(scores: Scores, order: Sequence[str]) -> Iterator[tuple[Pair, fl
 
     The mean of weight x gain over all orders, with 0 where the other comes first, is the Shapley value: with p before it,
     the other joins `one` and p - 1 more, which the orders of all participants have p/n times as often as those without
-    `one`. So a run serves all its participants; one whose scores are not known has no gains. Raises KeyError if a run is
+    `one`. So a run serves all its participants; one without known scores has no gains. Raises KeyError if a run is
     missing.
     """
     for place, other in enumerate(order[1:], 1):
@@ -113,7 +113,7 @@ class GainMatrix:
 
     @property
     def widest(self) -> float:
-        """Half the width of the widest interval, of participants with known scores; infinity without an interval."""
+        """Half the width of the widest interval of participants with known scores; infinity if an interval is missing."""
         halves = [getattr(self.measure([pair]), "half", None) for pair, numbers in self.numbers.items() if numbers]
         return max((math.inf if half is None else half for half in halves), default=math.inf)
 

@@ -57,7 +57,7 @@ class PhaseOutcome:
     """The results of the orders of one phase."""
 
     replies: dict[str, Reply] = field(default_factory=dict)
-    sent: set[str] = field(default_factory=set)  # sites that were connected, so that they were sent an order
+    sent: set[str] = field(default_factory=set)  # sites to which an order was sent
     # accusing site -> answer, which names sites with another public seed set
     accusations: dict[str, SiteAnswer] = field(default_factory=dict)
     diverged: set[str] = field(default_factory=set)  # sites whose message is not finite, because their phase failed
@@ -113,8 +113,8 @@ class SitesEngine(Engine):
         orders = {i: (Order(WORK, at.round, at.phase), inbox | self.scaling) for i, inbox in inboxes.items()}
         if self._peer_to_peer:
             connected = inboxes.keys() & set(self._transport.list_connected())
-            prompt = connected - set(self._transport.list_late())  # sending to an unresponsive site would block the sender
-            receivers = prompt if len(prompt) >= self._contract.quorum else connected  # the round waits for late ones, too
+            on_time = connected - set(self._transport.list_late())  # sending to an unresponsive site would block the sender
+            receivers = on_time if len(on_time) >= self._contract.quorum else connected  # the round waits for late ones, too
             senders = self._journal.settle_senders(at.round, at.phase, self._finished) if at.phase else None
             order = Order(WORK, at.round, at.phase, senders, tuple(sorted(receivers)))
             orders = dict.fromkeys(inboxes, (order, {}))

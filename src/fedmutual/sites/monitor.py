@@ -37,7 +37,7 @@ Facts = dict[str, Any]
 Score = tuple[int, str, str, str, Mapping[str, Any]]
 """The scores of a model: round, site, model, rows ("validation"), and values by name."""
 
-# how a site stands, for the server and leads: the first word whose rule applies; docs/sites.md has the rules
+# the states of a site, for the server and leads: the first whose rule applies; docs/sites.md has the rules
 SITE_WORDS = "left", "excluded", "joins later", "lost", "paused", "late", "restarting", "evaluates", "waiting", "takes part"
 LEFT_WORD, EXCLUDED, JOINS, LOST, PAUSED, LATE, RESTARTING, EVALUATES, WAITING, PRESENT = SITE_WORDS
 

@@ -94,7 +94,7 @@ def adapt(
         first_way = {size: setting.config for (way, size), setting in settings.items() if way == newcomer.ways[0]}
         unchanged = _score_unchanged(shared, first_way, study.seeds, read, metric.name)
         if any(None in of_seeds.values() for of_seeds in (unchanged["as it is"] or {}).values()):
-            raise DataError(f"{file}: {_describe_undefined(metric.title)}")
+            raise DataError(f"{file}: {_describe_undefined_metric(metric.title)}")
         write_json(folder / ADAPT, about)
         train_runs(study.runs, resume, watch)
         scores = "val_accuracy" if metric == ACCURACY else "val_metric"
@@ -111,15 +111,15 @@ def adapt(
 def _get_last_mean(run: Run, scores: str, title: str) -> float:
     """Return the newcomer's main metric after the last round. Raises DataError if the metric is undefined on its rows."""
     if (found := run.summary["personal"][scores]) is None:
-        raise DataError(f"{run.folder}: {_describe_undefined(title)}")
+        raise DataError(f"{run.folder}: {_describe_undefined_metric(title)}")
     mean: float = found["last"]["mean"]
     return mean
 
 
-def _describe_undefined(title: str) -> str:
+def _describe_undefined_metric(title: str) -> str:
     return (
-        f"{title} is undefined on the newcomer's validation rows, as where a label or an event is absent from them; take "
-        "more rows with split.validation = 0.3"
+        f"{title} is undefined on the newcomer's validation rows, for example because they lack a label or an event; "
+        "take more rows with split.validation = 0.3"
     )
 
 

@@ -218,8 +218,8 @@ def _have_learned_names(answering: AnsweringModel) -> bool:
 def _resample(task: Task, metric: Metric, outputs: Tensor, parts: Sequence[Tensor], targets: Tensor) -> Interval:
     """Return the 95 % interval of the main metric of some rows, or of the difference between two groups of rows.
 
-    By the bootstrap over the rows of each, drawn in the order of their first rows: of two groups each then has the other's
-    interval with the signs reversed. None: there is one row, or the metric of a resample is undefined.
+    By the bootstrap over the rows of each group. The group of the first row is always drawn first, so that the interval of
+    B - A is that of A - B with opposite signs. None: there is one row, or the metric of a resample is undefined.
     """
     ordered = sorted(parts, key=lambda part: int(part[0]))
 

@@ -79,7 +79,7 @@ def hold_sites(
 
     Raises:
         ConfigError: `sites` is no dictionary of `Site` by name, or is empty; a model is not in a form of `Site.model`; or a
-            site has a setting beside the object that it is about.
+            site has a setting that one of its arguments sets.
         DataError: the data of a site cannot be used.
     """
     if not isinstance(sites, Mapping) or not sites or not all(isinstance(site, Site) for site in sites.values()):
@@ -106,14 +106,14 @@ def hold_sites(
             head, name = key.split(".")
             if table.get(head, {}).get(name, value) != value:
                 raise ConfigError(
-                    f"{place}: key {key!r} of its settings is what its argument {argument!r} sets; remove the key"
+                    f"{place}: its argument {argument!r} already sets the key {key!r}; remove the key from its settings"
                 )
         if isinstance(site.train, DataLoader) and (size := site.train.batch_size) is not None:
             training = merged.setdefault("training", {})
             if isinstance(training, dict) and "batch_size" not in training:  # of another value `parse_config` says why
                 training["batch_size"] = size
                 if batch_size not in (None, size):
-                    others = f"'training.batch_size' is {batch_size} for the others"
+                    others = f"'training.batch_size' is {batch_size} for the other sites"
                     warn_user(f"{place}: its DataLoader has batches of {size}, and {others}")
         data = {**common, **table.get("data", {})}
         reading = {key: value for key, value in data.items() if key in _READING}

@@ -97,8 +97,8 @@ class Sweep:
         how = "diverged in at least one seed" if seeds > 1 else "diverged"
         if self.unscored:
             return (
-                f"{self.unscored[0].metric.title} is undefined on the hold-out rows, as where a label or an event is absent "
-                "from them; hold out more rows with split.holdout"
+                f"{self.unscored[0].metric.title} is undefined on the hold-out rows, for example because they lack a label "
+                "or an event; hold out more rows with split.holdout"
             )
         if all(t.diverged for t in self.tried):
             return f"every setting {how}"

@@ -37,7 +37,7 @@ _KEYS_OF_ONE_JOB = (  # keys of a job's meta that the next job does not inherit
     *("schedule_history", "job_clients", "result_location"),
 )
 _WRITE_TIME = 5.0  # seconds that FLARE may take to write the files of a job
-_MOST_REPLACED, _REPLACED_TIME = 3, 300.0  # connections of a site that replace open ones, in so many seconds
+_MOST_REPLACED, _REPLACED_TIME = 3, 300.0  # warn after so many replaced connections of a site in so many seconds
 _FIRST, _LONGEST = 2.0, 60.0  # seconds before a job is restarted: doubled while no round succeeds
 
 
@@ -112,19 +112,19 @@ class Watch(FLComponent):  # type: ignore[misc]
         self._connected = connected
 
     def note_connection(self, endpoint: Any, connection: Any) -> None:
-        """Print if connections of a site replace each other: FLARE keeps one of each participant, and closes the older one.
+        """Warn if connections of a site replace each other: FLARE keeps one of each participant, and closes the older one.
 
         endpoint: FLARE's record of a participant, before it gets the new connection.
         """
         site, now = str(endpoint.endpoint.name), time.monotonic()
-        if not endpoint.connections or not re.fullmatch("[A-Za-z0-9-]+", site):  # of a lead or a job, whose names differ
+        if not endpoint.connections or not re.fullmatch("[A-Za-z0-9-]+", site):  # leads and jobs have other names
             return
         times = self._replaced[site] = [*(at for at in self._replaced.get(site, ()) if at > now - _REPLACED_TIME), now]
         if len(times) == _MOST_REPLACED:
             print_line(
-                f"site {site!r} connected {_MOST_REPLACED} times in {_REPLACED_TIME:.0f} s while it was connected: two "
-                "processes use its kit, and each breaks the other's connection, or its network is unstable; ask its "
-                "operator to end all but one",
+                f"site {site!r} connected {_MOST_REPLACED} times in {_REPLACED_TIME:.0f} s while its earlier connection was "
+                "open: two processes use its kit and break each other's connections, or its network is unstable; ask its "
+                "operator to end all processes but one",
                 "warning",
             )
 
