@@ -52,7 +52,8 @@ def test_a_column_of_labels_is_not_named_for_arrays(tmp_path: Path) -> None:
 
 
 def test_arrays_that_are_not_read_are_named(tmp_path: Path) -> None:
-    rows = npz(tmp_path / "a.npz", x=X, y=Y, x_test=X, y_test=Y, y_val=Y, patient=Y, domain=Y, classes=["a", "b"])
+    read = {"x": X, "y": Y, "x_test": X, "y_test": Y, "domain": Y, "classes": ["a", "b"], "classes_test": ["a", "b"]}
+    rows = npz(tmp_path / "a.npz", **read, y_val=Y, patient=Y)
     told = data.load(config(data=rows)).notes
     assert [n for n in told if "not read" in n] == [f"{tmp_path / 'a.npz'}: arrays 'y_val', 'patient' are not read"]
 
