@@ -174,7 +174,7 @@ def test_a_saved_folder_may_have_several_columns_of_labels(tmp_path):
         (
             ("ill", "old"),
             [[0, 1], [1, 0]],
-            "column 'ill' holds a list in each row; data.label may list columns of one value",
+            "column 'ill' holds lists; each column of several in data.label has one value",
         ),
         (("ill", "old"), [[0, 1], [1]], "column 'ill' holds lists of unequal length"),
         ("ill", [[0, 1], [1]], "column 'ill' holds lists of unequal length"),

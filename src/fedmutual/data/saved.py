@@ -107,16 +107,16 @@ def _read_split(
     others: dict[str, Any] = {
         name: _read_cells(split, name, place) for name in (config.group_by, "domain") if name and name in split.column_names
     }
-    if labelled and not isinstance(label, str):
-        columns = [_read_cells(split, name, place) for name in label]
-        for name in (name for name, values in zip(label, columns, strict=True) if values.ndim > 1):
-            raise DataError(
-                f"{place}: column {name!r} holds a list in each row; data.label may list columns of one value a row"
-            )
-        others["y"] = np.stack(columns, 1)
-    elif labelled:
+    if labelled and isinstance(label, str):
         names = getattr(split.features[label], "names", None)
         others |= {"y": _read_cells(split, label, place), **({} if names is None else {"classes": np.array(names)})}
+    elif labelled:
+        columns = {name: _read_cells(split, name, place) for name in config.label_columns}
+        for name in (name for name, values in columns.items() if values.ndim > 1):
+            raise DataError(
+                f"{place}: column {name!r} holds lists; each column of several in data.label has one value a row"
+            )
+        others["y"] = np.stack([*columns.values()], 1)
     return {"x": inputs if len(inputs) != 1 else next(iter(inputs.values())), **others}
 
 
