@@ -51,8 +51,21 @@ def test_data_label_is_refused_for_arrays(tmp_path: Path) -> None:
     refused("key 'data.label' has no effect with data.name = 'npz'; remove it", data=about)
 
 
+def test_arrays_of_a_client_ignore_the_column_of_labels_of_the_others(tmp_path: Path) -> None:
+    pd.DataFrame({"x": X[:, 0], "ill": Y}).to_csv(tmp_path / "a.csv", index=False)
+    clients = {
+        "a": {"name": "csv", "root": str(tmp_path / "a.csv")},
+        "b": npz(tmp_path / "b.npz", x=X[:, :1], y=Y.astype(str)),
+    }
+    tables: dict[str, Any] = {"data": {"label": "ill"}, "clients": {i: {"data": about} for i, about in clients.items()}}
+    assert [*data.load(config(partition={}, **tables)).clients] == ["a", "b"]
+    tables["clients"]["b"]["data"]["label"] = "ill"
+    refused("client 'b': key 'data.label' has no effect with data.name = 'npz'; remove it", partition={}, **tables)
+
+
 def test_arrays_that_are_not_read_are_named(tmp_path: Path) -> None:
-    rows = npz(tmp_path / "a.npz", x=X, y=Y, x_test=X, y_test=Y, y_val=Y, patient=Y, domain=Y, classes=["a", "b"])
+    read = {"x": X, "y": Y, "x_test": X, "y_test": Y, "domain": Y, "classes": ["a", "b"], "classes_test": ["a", "b"]}
+    rows = npz(tmp_path / "a.npz", **read, y_val=Y, patient=Y)
     told = data.load(config(data=rows)).notes
     assert [n for n in told if "not read" in n] == [f"{tmp_path / 'a.npz'}: arrays 'y_val', 'patient' are not read"]
 

@@ -107,3 +107,6 @@ def test_the_public_file_may_be_a_folder_of_datasets(files: None, has_labels: bo
     about = config.data.model_copy(update={"name": "datasets", "root": Path("own")})
     run = fedmutual.run(config.model_copy(update={"data": about}), "r")
     assert run.finished
+    split = config.split.model_copy(update={"public_file": Path("own.csv")})
+    with pytest.raises(fedmutual.UserError, match="give an npz file or a folder that datasets saved"):
+        fedmutual.run(config.model_copy(update={"data": about, "split": split}), "q")

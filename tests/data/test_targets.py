@@ -200,7 +200,7 @@ def test_columns_of_a_table_are_labels(tmp_path, cells):
         ("1,0", {"data.label": ["fever", "fever"]}, "each text once"),
         ("1,0", {"data.label": []}, "at least one text"),
         ("1,0", {"data.label": "fever"}, "name the columns of 0 and 1 in a list"),
-        ("1,0", {"training.task": "classification"}, "key 'data.label' lists several columns"),
+        ("1,0", {"training.task": "classification"}, "key 'data.label' is a list, but"),
         ("1,0", {"data.columns": {"age": "number", "cough": "number"}}, "which data.label names; remove one"),
     ],
 )

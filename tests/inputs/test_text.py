@@ -166,3 +166,22 @@ def test_a_saved_folder_may_have_several_columns_of_labels(tmp_path):
     np.testing.assert_array_equal(targets, [[0, 1], [1, np.nan]])
     assert source.train.x.take([0]).tolist() == [[0.5, 1.5]]  # and no column of labels
     assert source.notes == (f"{tmp_path / 'saved'}: splits 'validation' are not read; only 'train' and 'test' are",)
+
+
+@pytest.mark.parametrize(
+    ("label", "cells", "words"),
+    [
+        (
+            ("ill", "old"),
+            [[0, 1], [1, 0]],
+            "column 'ill' holds lists; each column of several in data.label has one value",
+        ),
+        (("ill", "old"), [[0, 1], [1]], "column 'ill' holds lists of unequal length"),
+        ("ill", [[0, 1], [1]], "column 'ill' holds lists of unequal length"),
+    ],
+)
+def test_lists_of_a_saved_folder_that_are_no_labels_are_refused(label, cells, words, tmp_path):
+    saved = pytest.importorskip("datasets")
+    saved.Dataset.from_dict({"x": [[0.5], [2.5]], "ill": cells, "old": [1, 0]}).save_to_disk(tmp_path / "saved")
+    with pytest.raises(UserError, match=words):
+        read_saved(DataConfig(name="datasets", root=tmp_path / "saved", label=label))

@@ -19,6 +19,7 @@ from fedmutual.sites.protocol import Order, pack_message, read_answer, read_orde
 from fedmutual.sites.secure_sum.messages import ORDERS, WORDS, Stage, pack_content, read_content
 from fedmutual.sites.site_runtime import SiteRuntime
 from fedmutual.sites.site_settings import read_site_file
+from log_lines import read_lines
 from wards import COMMON, TELLING, Federation, contract, read_update, run_together, same, site, together
 
 pytestmark = pytest.mark.sites
@@ -185,6 +186,25 @@ def test_sites_and_server_restarted_at_every_stage_continue(tmp_path):
         with pytest.raises(RuntimeError, match="killed"):
             federation.run()
     assert federation.run().equals(in_one_process(tmp_path, ONE_ROUND))
+
+
+def test_bytes_count_at_a_site_that_is_in_the_sum_and_absent_after_a_restart(tmp_path):
+    federation, killed = federate(tmp_path, ONE_ROUND), []
+
+    def before(round, phase):
+        if phase == Stage.UNMASK and not killed:
+            killed.append(phase)
+            raise RuntimeError("killed")
+
+    federation.transport.before = before
+    with pytest.raises(RuntimeError, match="killed"):
+        federation.run()
+    federation.transport.away = {"ash"}
+    federation.run()
+    assert "ash" in present(federation)
+    size = sum(tensor.nbytes for tensor in federation.model.values())
+    sent = {line["client"]: line["down"] for line in read_lines(federation.server / "ledger.jsonl")}
+    assert sent["ash"] == size
 
 
 def test_the_privacy_boundary_judges_an_update_before_it_is_masked(tmp_path, monkeypatch):

@@ -16,8 +16,9 @@ from fedmutual import fitting, tasks
 from fedmutual.aggregation import Aggregation
 from fedmutual.algorithms import ALGORITHMS
 from fedmutual.algorithms.registry import METHODS, Method
-from fedmutual.config.keys import Moving, Table, list_effects
+from fedmutual.config.keys import Moving, Table, list_effects, read_effect
 from fedmutual.config.schema import (
+    OWN,
     ClientData,
     ClientOptimizer,
     Config,
@@ -271,7 +272,8 @@ def find_algorithm(name: str) -> Any:
 def make_client_config(config: Config, client: str) -> Config:
     """Return the configuration of a client with data of its own: one client has all rows of these data.
 
-    A client with a task of its own does not inherit the common keys of other targets, such as the classes.
+    A client with a task of its own does not inherit the common keys of other targets, such as the classes; one whose source
+    has no columns of labels does not inherit data.label.
 
     Raises:
         ConfigError: there is no such task.
@@ -283,6 +285,9 @@ def make_client_config(config: Config, client: str) -> Config:
         others = {"classes", "labels"} if kind != "classes" else set()
         others |= {key for key, of in (("uncertain", "labels"), ("times", "times")) if kind != of}
         common = {k: v for k, v in common.items() if k not in others}
+    source, conditions = client_config.data.name, read_effect(DataConfig, "label").only_if or ()
+    if source is not None and not all(one.holds((OWN if ":" in source else source,)) for one in conditions):
+        del common["label"]
     data = common | client_config.data.model_dump(exclude_none=True)
     training = config.training.model_copy(update={"task": task or config.training.task})
     return config.model_copy(

@@ -60,7 +60,7 @@ def _note_unread_arrays(source: Source, arrays: ArraysByName, config: DataConfig
     """Return the source with a remark on the arrays of its file that are not read."""
     of_rows = [*(config.inputs or ("x",)), "y", "domain", *(("group", config.group_by) if config.group_by else ())]
     of_test = [f"{name}_test" for name in of_rows] if source.test is not None and config.test is None else []
-    unread = [name for name in arrays if name not in (*of_rows, *of_test, "classes")]
+    unread = [name for name in arrays if name not in (*of_rows, *of_test, "classes", "classes_test")]
     note = [f"{source.place}: arrays {list_names(unread)} are not read"] if unread else []
     return replace(source, notes=(*source.notes, *note))
 

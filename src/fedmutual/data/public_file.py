@@ -88,6 +88,7 @@ def _read_source(path: Path, data: DataConfig, space: Space) -> tuple[Source, bo
         return folder.read_folder(data, domains=False, kind=space.targets), True
     read = None if path.suffix.lower() == ".npz" and space.columns is not None else read_file(path, space, data, None)
     if read is None:
-        wanted = "a CSV file with the columns of the clients' data" if space.columns else "an npz file or a folder of images"
+        kind = "that datasets saved" if data.name == "datasets" else "of images"
+        wanted = "a CSV file with the columns of the clients' data" if space.columns else f"an npz file or a folder {kind}"
         raise DataError(f"{path}: is no public data for these clients (split.public_file); give {wanted}")
     return read

@@ -105,14 +105,27 @@ def _read_split(
             [" ".join("" if v is None else str(v) for v in row) for row in zip(*(split[name] for name in text), strict=True)]
         )
     others: dict[str, Any] = {
-        name: np.asarray(split[name]) for name in (config.group_by, "domain") if name and name in split.column_names
+        name: _read_cells(split, name, place) for name in (config.group_by, "domain") if name and name in split.column_names
     }
-    if labelled and not isinstance(label, str):
-        others["y"] = np.stack([np.asarray(split[name]) for name in label], 1)
-    elif labelled:
+    if labelled and isinstance(label, str):
         names = getattr(split.features[label], "names", None)
-        others |= {"y": np.asarray(split[label]), **({} if names is None else {"classes": np.array(names)})}
+        others |= {"y": _read_cells(split, label, place), **({} if names is None else {"classes": np.array(names)})}
+    elif labelled:
+        columns = {name: _read_cells(split, name, place) for name in config.label_columns}
+        for name in (name for name, values in columns.items() if values.ndim > 1):
+            raise DataError(
+                f"{place}: column {name!r} holds lists; each column of several in data.label has one value a row"
+            )
+        others["y"] = np.stack([*columns.values()], 1)
     return {"x": inputs if len(inputs) != 1 else next(iter(inputs.values())), **others}
+
+
+def _read_cells(split: Any, name: str, place: str) -> Any:
+    """Return a column that is no input as an array [n, ...]; raise DataError where its cells are lists of unequal length."""
+    try:
+        return np.asarray(split[name])
+    except ValueError:
+        raise DataError(f"{place}: column {name!r} holds lists of unequal length; give each row as many values") from None
 
 
 def _read_column(values: Any, length: int) -> Any:

@@ -74,8 +74,8 @@ def read_targets(
     if kind == "classes":
         if source.label_columns and source.classes == source.label_columns:
             raise ConfigError(
-                "key 'data.label' lists several columns, but the task learns one class of an example; name one column, or "
-                "set training.task, for example to 'multilabel', 'regression' or 'survival'"
+                "key 'data.label' is a list, but the task learns one class of an example; name one column without a list, "
+                "or set training.task, for example to 'multilabel', 'regression' or 'survival'"
             )
         return match_labels(source, config, common)
     test = source.test and clean_labels(source.test, config)

@@ -166,7 +166,7 @@ def _exchange(
                 works[i] = reply.work
             up[i], down[i] = reply.up or count_bytes(reply.message), reply.down or down[i]
             report(Replied(round + 1, name, i, len(losses), len(participants)))
-        down |= dict.fromkeys(engine.list_unsent(), 0)
+        down |= dict.fromkeys({*engine.list_unsent()} - losses.keys(), 0)  # an absent site may be in a sum begun earlier
         in_order = {i: messages[i] for i in participants if i in messages}  # the order of arrival has no effect
         with compute_on_cpu():
             replies = (mean.finish() or in_order) if total is None else total
