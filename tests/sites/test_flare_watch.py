@@ -242,7 +242,7 @@ def test_a_restart_that_cannot_be_written_leaves_no_job(ended, monkeypatch, caps
 
 @pytest.mark.parametrize("outcome", [progress.Outcome.BROKEN, progress.Outcome.SHORT])
 def test_a_federation_whose_rounds_always_fail_ends_after_its_retries(ended, clock, outcome):
-    """Enough sites are connected, and too few do their part: their privacy budgets are spent, or they refuse the contract."""
+    """Enough sites are connected, and too few do their part: their budgets are spent, or they refuse the contract."""
     jobs, watch = Jobs("J2"), Watch()
     for number in range(6):  # each job ends without a round
         progress.change_progress(ended / "wards", outcome=outcome, said="it failed", job="J2", old=[])

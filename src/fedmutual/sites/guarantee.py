@@ -27,8 +27,8 @@ SECRET = "secret"  # file name
 _OLD_FOLDER = ".privacy"  # of version 0.2 and before
 _DIGESTS = TypeAdapter(dict[str, tuple[int, str]])
 Spending = tuple[float, float, float, int]
-"""The largest total epsilon that a site allows, the spent epsilon, the epsilon with the planned rounds added, and how many of
-these rounds the budget covers, if they have equally many steps."""
+"""The largest total epsilon that a site allows, the spent epsilon, the epsilon with the planned rounds added, and how many
+of these rounds the budget covers, if they have equally many steps."""
 
 
 def check_site(config: Config, file: SiteFile, source: Path) -> None:
