@@ -17,6 +17,7 @@ from fedmutual.privacy.budget import BudgetExceeded, PrivacyBudget
 from fedmutual.privacy.mechanism import Release
 from fedmutual.privacy.secret import derive_simulation_secret
 from fedmutual.sites import contract as contracts
+from fedmutual.sites.guarantee import plan_site
 from fedmutual.sites.protocol import EVALUATE, WORK, Order, pack_message, read_answer
 from fedmutual.sites.site_journal import SiteJournal
 from fedmutual.sites.site_runtime import SiteRuntime
@@ -153,6 +154,19 @@ def test_a_site_with_a_spent_budget_declines_and_the_federation_continues(tmp_pa
     assert (1 <= len(before) < 3, len(lines(tmp_path, "south"))) == (True, 3)
     answer, message = work(federation["north"], round=2, attempt=1)
     assert (answer.problem, message, lines(tmp_path)) == ("its privacy budget is spent", {}, before)
+
+
+def test_the_plan_of_a_site_says_how_many_rounds_its_budget_covers(tmp_path):
+    """The site does so many rounds, and declines the next one."""
+    common, planned = PRIVATE | {"rounds": 8}, tmp_path / "planned"
+    runtime = half(planned, common, budget={"epsilon": 2 * lines_cost(tmp_path / "measured")})
+    site_file, covered = planned / "north" / "site.toml", []
+    for round in range(8):
+        covered.append(plan_site(planned / "federation.toml", site_file, {})[2][3])
+        if work(runtime, round)[0].problem is not None:
+            break
+    assert covered == [*range(round, -1, -1)]
+    assert 1 <= round < 8
 
 
 def lines_cost(folder):

@@ -240,6 +240,21 @@ def test_a_restart_that_cannot_be_written_leaves_no_job(ended, monkeypatch, caps
     assert progress.read_progress(ended / "wards")["job"] == new_job
 
 
+@pytest.mark.parametrize("outcome", [progress.Outcome.BROKEN, progress.Outcome.SHORT])
+def test_a_federation_whose_rounds_always_fail_ends_after_its_retries(ended, clock, outcome):
+    """Enough sites are connected, and too few do their part: their budgets are spent, or they refuse the contract."""
+    jobs, watch = Jobs("J2"), Watch()
+    for number in range(6):  # each job ends without a round
+        progress.change_progress(ended / "wards", outcome=outcome, said="it failed", job="J2", old=[])
+        for clock[0] in range(1000 * number, 1000 * number + 500, 10):
+            watch.check_federations(jobs.engine(), ended, {})
+        assert jobs.clones == number  # waiting until enough sites are connected is no restart
+        check_two_minutes(clock, watch, jobs, ended)
+    state = progress.read_progress(ended / "wards")
+    assert (jobs.clones, state["outcome"]) == (5, "failed")
+    assert state["said"] == "restarted 5 times without success: it failed"
+
+
 @pytest.mark.parametrize("jobs", [Jobs(), Jobs("J1", "J2")], ids=["no job", "too many tries"])
 def test_the_end_of_a_federation_that_cannot_be_written_is_printed_once(ended, monkeypatch, capsys, clock, jobs):
     progress.change_progress(ended / "wards", tries=1000)

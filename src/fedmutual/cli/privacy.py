@@ -46,10 +46,10 @@ def privacy(
         config, costs, spending = guarantee.plan_site(file, site, overrides)
         _print_plan(config, costs, epsilon)
         if epsilon is None and spending is not None:
-            budget, spent, total = spending
+            budget, spent, total, covered = spending
             print_text(
                 f"spent by this site so far: epsilon {spent:.4g}; with these rounds added {total:.4g}; the site's budget is "
-                f"{budget:g}"
+                f"{budget:g}, which covers {covered} of {config.rounds} rounds"
             )
             _check_budget(config, dict.fromkeys(costs, total))
         return

@@ -1,6 +1,7 @@
 """Differential privacy at a real site: noise from the site's secret, and the site's budget."""
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,9 @@ from fedmutual.studies.privacy_plan import PrivacyCost
 SECRET = "secret"  # file name
 _OLD_FOLDER = ".privacy"  # of version 0.2 and before
 _DIGESTS = TypeAdapter(dict[str, tuple[int, str]])
-Spending = tuple[float, float, float]
-"""The largest total epsilon that a site allows, the spent epsilon, and the epsilon with the planned rounds added."""
+Spending = tuple[float, float, float, int]
+"""The largest total epsilon that a site allows, the spent epsilon, the epsilon with the planned rounds added, and how many
+of these rounds the budget covers, if they have equally many steps."""
 
 
 def check_site(config: Config, file: SiteFile, source: Path) -> None:
@@ -115,8 +117,13 @@ def plan_site(
         return experiment.config, costs, None
     (cost,) = costs.values()
     budget = open_budget(experiment, mine.file.site, experiment.config.name, mine.state)
-    total = budget.compute_epsilon_with(NoisedSteps(cost.sigma, cost.rate, cost.steps))
-    return experiment.config, costs, (privacy.epsilon, budget.spent, total)
+
+    def compute_total(steps: int) -> float:
+        return budget.compute_epsilon_with(NoisedSteps(cost.sigma, cost.rate, steps))
+
+    covered = bisect_right(range(1, cost.steps + 1), privacy.epsilon, key=compute_total)  # steps
+    rounds = covered * experiment.config.rounds // max(cost.steps, 1)
+    return experiment.config, costs, (privacy.epsilon, budget.spent, compute_total(cost.steps), rounds)
 
 
 def protect(client: Client, budget: PrivacyBudget | None, state: Path) -> Client:

@@ -183,7 +183,7 @@ class Watch(FLComponent):  # type: ignore[misc]
             return
         is_planned, limits = state["outcome"] == Outcome.AGAIN, state["limits"]
         tries = 0 if is_planned else state["tries"]
-        if tries >= limits["retries"] and state["outcome"] != Outcome.SHORT:
+        if tries >= limits["retries"]:
             self._give_up(folder, Outcome.FAILED, f"restarted {tries} times without success: {state['said']}")
             return
         pause = 0.0 if is_planned else min(_FIRST * 2 ** min(tries, 10), _LONGEST)
