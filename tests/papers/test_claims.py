@@ -366,6 +366,10 @@ def test_cells_of_different_length_are_not_averaged(measured):
     assert (judged.verdict, judged.other_lengths) == ("supported", ("digits MLP, half",))  # which is too short
     mean = describe_verdict(judged, 1).split("mean over ")[1]
     assert mean.startswith("2 of 3 cells, without digits MLP, half (another number of rounds)")
+    level = measured(THEIRS, UP, 60, "level", before=LEVEL_CURVE)  # its curves no longer rise, so it counts as a whole one
+    both = judge(claim(), [full, level, half])
+    assert both.other_lengths == ("digits MLP, half",)
+    assert both.overall.mean == pytest.approx((0.02174 - 0.02174 / 10) / 2, abs=1e-6)  # 9 of its last 10 rounds are equal
     changed = replace(half, scale=Scale(None, (("optimizer.lr", 0.3),)))
     assert judge(claim(), [full, changed]).other_lengths == ("digits MLP, half",)
 

@@ -46,7 +46,7 @@ class Line:
     scale: str  # "shortened: ...", or ""
     share: float  # the smallest share of its own rounds that an arm of it ran for
     is_long: bool  # whether each arm has all its rounds, or curves that no longer rise
-    length: tuple[Fraction, str]  # of its cell's rounds; lines of one length may be averaged
+    length: tuple[Fraction, str]  # of its cell's rounds, and the changed keys
     numerics: frozenset[int]  # the numerics versions of its runs
     diverged: DivergedRuns
 
@@ -166,7 +166,7 @@ def judge(claim: Claim, measured_cells: Sequence[MeasuredCell], reading: str = "
         lines=tuple(lines),
         overall=overall,
         unpaired=tuple(line.title for n, line in enumerate(group) if n not in chosen),
-        other_lengths=tuple(line.title for line in lines if line.values and line.length != group[0].length),
+        other_lengths=tuple(line.title for line in lines if line.values and line not in group),
         verdict=verdict,
         p=None if p is None else min(p, 1.0),
         diverged=diverged,
@@ -247,12 +247,15 @@ def _estimate(values: Sequence[float], smallest: float) -> Estimate:
 
 
 def _select_one_length(lines: Sequence[Line]) -> list[Line]:
-    """Return the lines that may be averaged: those of the largest share of rounds, then of the largest group."""
+    """Return the lines that may be averaged: those of the largest share of rounds, then of the largest group.
+
+    By the protocol's rule of the plateau, curves that no longer rise count as whole.
+    """
     groups: dict[tuple[Fraction, str], list[Line]] = {}
-    for line in lines:
-        if line.values:
-            groups.setdefault(line.length, []).append(line)
-    return max(groups.values(), key=lambda group: (max(line.share for line in group), len(group)), default=[])
+    for line in (one for one in lines if one.values):
+        share = Fraction(1) if line.is_long else line.length[0]
+        groups.setdefault((share, line.length[1]), []).append(line)
+    return groups[max(groups, key=lambda length: (length[0], len(groups[length])))] if groups else []
 
 
 def _count_divergence(sides: Iterable[Side]) -> DivergedRuns:

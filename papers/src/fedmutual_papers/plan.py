@@ -59,7 +59,7 @@ class Scale:
         return f"shortened: {', '.join(parts)}" if parts else ""
 
     def compute_length(self, cell: Cell) -> tuple[Fraction, str]:
-        """Return (the share of the cell's rounds, the changed keys as JSON); cells are averaged only if both are equal."""
+        """Return (the share of the cell's rounds, the changed keys as JSON)."""
         rounds = cell.common_rounds if self.rounds is None else min(self.rounds, cell.common_rounds)
         return Fraction(rounds, cell.common_rounds), json.dumps(self.changed)
 
