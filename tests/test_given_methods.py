@@ -127,9 +127,9 @@ def test_a_setting_that_an_argument_of_the_site_sets_is_refused(settings, words)
 
 def test_a_batch_size_that_a_loader_overrides_is_named():
     rows = TensorDataset(torch.randn(40, 3), torch.arange(40) % 2)
-    told = "site 'a': its DataLoader has batches of 1, and 'training.batch_size' is 8 for the other sites"
+    remark = "site 'a': its DataLoader has batches of 1, and 'training.batch_size' is 8 for the other sites"
     sites = {"a": Site(train=DataLoader(rows)), "b": Site(train=DataLoader(rows, batch_size=8)), "c": Site(train=rows)}
-    with pytest.warns(RemarkWarning, match=told) as remarks:
+    with pytest.warns(RemarkWarning, match=remark) as remarks:
         run = fedmutual.federate(sites, "fedavg", "mlp", **QUICK)
     assert sum("DataLoader" in str(remark.message) for remark in remarks) == 1
     assert [run.config.clients[i].training.batch_size for i in "abc"] == [1, 8, None]

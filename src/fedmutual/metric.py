@@ -63,6 +63,11 @@ class Metric:
         return (0.0, 1.0) if self.is_fraction else _ENDS.get(self.name, (-math.inf, math.inf))
 
 
+def describe_undefined(metric: Metric, rows: str) -> str:
+    """Return the sentence that a metric has no value on some rows. rows: what they are, as "the hold-out rows"."""
+    return f"{metric.title} is undefined on {rows}, for example because they lack a label or an event"
+
+
 ACCURACY = Metric("accuracy", "accuracy")
 UNLABELLED = "no label"  # counted as the last class in partitions, splits and counts
 

@@ -95,13 +95,13 @@ def test_a_metric_that_is_undefined_on_the_rows_is_reported_by_adapt_sweep_and_r
     Path("run.toml").write_text(RUN.format(**words))
     Path("new.toml").write_text(NEWCOMER.format(**words))
     cli.run("run", "run.toml", "--out", "r")
-    said = cli.fail("adapt", "r", "--data", "new.toml", "--examples", "20", "--seeds", "1", "--out", "a")
-    assert "new.toml: macro AUROC is undefined on the newcomer's validation rows" in said
+    message = cli.fail("adapt", "r", "--data", "new.toml", "--examples", "20", "--seeds", "1", "--out", "a")
+    assert "new.toml: macro AUROC is undefined on the newcomer's validation rows" in message
     assert not Path("a").exists(), "nothing was trained"
     Path("empty.toml").write_text(RUN.format(**words | {"old": "new.npz"}))
-    said = cli.fail("sweep", "empty.toml", "--set", "optimizer.lr=0.01,0.1", "--out", "s")
-    assert "macro AUROC is undefined on the hold-out rows" in said
-    assert "diverged" not in said
+    message = cli.fail("sweep", "empty.toml", "--set", "optimizer.lr=0.01,0.1", "--out", "s")
+    assert "macro AUROC is undefined on the hold-out rows" in message
+    assert "diverged" not in message
     out, _ = cli.run("compare", "empty.toml", "--methods", "fml,independent", "--seeds", "1", "--out", "c")
     assert "macro AUROC is undefined on the clients' rows" in " ".join(out.split())
 

@@ -66,8 +66,8 @@ def test_arrays_of_a_client_ignore_the_column_of_labels_of_the_others(tmp_path: 
 def test_arrays_that_are_not_read_are_named(tmp_path: Path) -> None:
     read = {"x": X, "y": Y, "x_test": X, "y_test": Y, "domain": Y, "classes": ["a", "b"], "classes_test": ["a", "b"]}
     rows = npz(tmp_path / "a.npz", **read, y_val=Y, patient=Y)
-    told = data.load(config(data=rows)).notes
-    assert [n for n in told if "not read" in n] == [f"{tmp_path / 'a.npz'}: arrays 'y_val', 'patient' are not read"]
+    remarks = data.load(config(data=rows)).notes
+    assert [n for n in remarks if "not read" in n] == [f"{tmp_path / 'a.npz'}: arrays 'y_val', 'patient' are not read"]
 
 
 def test_bytes_of_arrays_are_text(tmp_path: Path) -> None:
@@ -475,6 +475,6 @@ def test_rows_without_a_group_are_not_one_group(kind: str, tmp_path: Path, modul
 def test_columns_that_only_the_test_rows_have_are_named() -> None:
     train = pd.DataFrame({"a": X[:, 0], "y": Y})
     source = make_memory_source(train, train.assign(stage="II", b=1.0), "y", "site 'A'")
-    told = "test of site 'A': columns 'stage', 'b' are not in the training rows, so they are no features"
+    remark = "test of site 'A': columns 'stage', 'b' are not in the training rows, so they are no features"
     assert source.columns == ("a",)
-    assert told in source.notes
+    assert remark in source.notes

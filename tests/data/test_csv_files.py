@@ -214,8 +214,8 @@ def test_entries_that_change_no_cell_are_named(tmp_path: Path) -> None:
     make_frame().to_csv(tmp_path / "rows.csv", index=False)
     about = {"name": "csv", "root": str(tmp_path / "rows.csv"), "columns": {"sex": ["f", "m"]}}
     changes = {"sex": {"f": "f", "Female": "f", "?": ""}, "crp": {"2.5": "3"}}  # crp is no feature, but has this cell
-    told = data.load(config(data=about | {"replace": changes, "date_format": "%d.%m.%Y"})).notes
+    remarks = data.load(config(data=about | {"replace": changes, "date_format": "%d.%m.%Y"})).notes
     place = tmp_path / "rows.csv"
-    assert f"{place}: data.replace names cells that column 'sex' does not have: 'Female', '?'" in told
-    assert sum("data.replace" in note for note in told) == 1
-    assert f"{place}: data.date_format has no effect, because no column of data.columns has the kind 'date'" in told
+    assert f"{place}: data.replace names cells that column 'sex' does not have: 'Female', '?'" in remarks
+    assert sum("data.replace" in note for note in remarks) == 1
+    assert f"{place}: data.date_format has no effect, because no column of data.columns has the kind 'date'" in remarks

@@ -154,8 +154,8 @@ def test_a_missing_slice_is_named_and_a_localizer_refused(tmp_path: Path) -> Non
             write_series(tmp_path / label / f"p{patient}", count=4)
     (tmp_path / "a" / "p1" / "0.dcm").unlink()  # the third of four slices
     read = folder(tmp_path, slices=True, size=[4, 3, 4])
-    told = [note for note in data.load(config(data=read)).notes if "uneven" in note]
-    assert told == [
+    remarks = [note for note in data.load(config(data=read)).notes if "uneven" in note]
+    assert remarks == [
         f"slices have uneven distances in 1 volume ({tmp_path / 'a' / 'p1'}: 5 to 10 mm, for example); slices may be "
         "missing, and the volumes are not resampled to even distances"
     ]

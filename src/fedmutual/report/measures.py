@@ -5,7 +5,7 @@ from statistics import fmean
 
 import pandas as pd
 
-from fedmutual.metric import ACCURACY
+from fedmutual.metric import ACCURACY, describe_undefined
 from fedmutual.results.comparison import MODELS, OWN_DOMAIN, Line, RunComparison
 from fedmutual.results.estimate import Estimate, Missing, Value, estimate
 from fedmutual.results.frame import RunFacts
@@ -262,5 +262,5 @@ def _explain_no_own(line: Line) -> str:
         return "the clients' task has no main metric; another table has their scores"
     name, rows = line.metric.name, (row for r in line.counted for row in r.last_rows if row.data == "validation")
     if any(name in row.values and row.find_number(name) is None for row in rows):
-        return f"{line.metric.title} is undefined on the clients' rows, for example because they lack a label or an event"
+        return describe_undefined(line.metric, "the clients' rows")
     return f"no client shares its {line.metric.title}: share.metrics forbids it, or it was computed on fewer than 50 rows"

@@ -23,7 +23,7 @@ from fedmutual.errors import ConfigError, DataError, RunError, warn_user
 from fedmutual.federation import build
 from fedmutual.federation.evaluation import score
 from fedmutual.files import read_json, write_json
-from fedmutual.metric import ACCURACY, KINDS
+from fedmutual.metric import ACCURACY, KINDS, Metric, describe_undefined
 from fedmutual.results.frame import read_method
 from fedmutual.role import LOCAL_ONLY
 from fedmutual.rundir.checkpoint import make_file_name, read_shared_state
@@ -94,33 +94,31 @@ def adapt(
         first_way = {size: setting.config for (way, size), setting in settings.items() if way == newcomer.ways[0]}
         unchanged = _score_unchanged(shared, first_way, study.seeds, read, metric.name)
         if any(None in of_seeds.values() for of_seeds in (unchanged["as it is"] or {}).values()):
-            raise DataError(f"{file}: {_describe_undefined_metric(metric.title)}")
+            raise DataError(f"{file}: {_describe_undefined_metric(metric)}")
         write_json(folder / ADAPT, about)
         train_runs(study.runs, resume, watch)
         scores = "val_accuracy" if metric == ACCURACY else "val_metric"
         results: Table = {way: {} for way in newcomer.ways}
         for (way, size), setting in settings.items():
             runs = study.open_runs(setting)
-            results[way][size] = {str(seed): _get_last_mean(run, scores, metric.title) for seed, run in runs.items()}
+            results[way][size] = {str(seed): _get_last_mean(run, scores, metric) for seed, run in runs.items()}
         networks = {way: (config.model.personal or (config.model.shared,))[0] for way, config in config_by_way.items()}
         about |= {"rounds": first.rounds, "seeds": [*study.seeds], "networks": networks}
         about |= {"accuracy": results} if metric == ACCURACY else {"metric": asdict(metric), "values": results}
         write_json(folder / ADAPT, about | unchanged)
 
 
-def _get_last_mean(run: Run, scores: str, title: str) -> float:
+def _get_last_mean(run: Run, scores: str, metric: Metric) -> float:
     """Return the newcomer's main metric after the last round. Raises DataError if the metric is undefined on its rows."""
     if (found := run.summary["personal"][scores]) is None:
-        raise DataError(f"{run.folder}: {_describe_undefined_metric(title)}")
+        raise DataError(f"{run.folder}: {_describe_undefined_metric(metric)}")
     mean: float = found["last"]["mean"]
     return mean
 
 
-def _describe_undefined_metric(title: str) -> str:
-    return (
-        f"{title} is undefined on the newcomer's validation rows, for example because they lack a label or an event; "
-        "take more rows with split.validation = 0.3"
-    )
+def _describe_undefined_metric(metric: Metric) -> str:
+    undefined = describe_undefined(metric, "the newcomer's validation rows")
+    return f"{undefined}; take more rows with split.validation = 0.3"
 
 
 def parse_sizes(text: str) -> tuple[int | None, ...]:

@@ -38,6 +38,7 @@ ENGINES = ("auto", "inprocess", "stacked")
 """The engines that can hold objects of this process."""
 
 # keys of [data] that say how objects are read
+_ARGUMENTS = {"data.name": "train", "data.label": "label", "model.personal": "model"}  # key -> argument of Site
 _READING = ("drop", "group_by", "text", "tokenizer", "words", "length", "columns", "replace", "date_format", "mean", "std")
 
 Model = nn.Module | str | Callable[..., nn.Module]
@@ -99,14 +100,15 @@ def hold_sites(
         table, place = merge_overrides({}, site.settings or {}), f"site {site_name!r}"
         label = name_columns(site.label)
         model = None if site.model is None else _name_model(site.model, f"model.{site_name}")
-        given = {"data.name": ("train", f"{PREFIX}data.{site_name}"), "data.label": ("label", label)}
-        given = {k: v for k, v in (given | {"model.personal": ("model", model)}).items() if v[1] is not None}
-        merged = merge_overrides(table, {key: value for key, (_, value) in given.items()})
-        for key, (argument, value) in given.items():
+        values = {"data.name": f"{PREFIX}data.{site_name}", "data.label": label, "model.personal": model}
+        values = {key: value for key, value in values.items() if value is not None}
+        merged = merge_overrides(table, values)
+        for key, value in values.items():
             head, name = key.split(".")
             if table.get(head, {}).get(name, value) != value:
                 raise ConfigError(
-                    f"{place}: its argument {argument!r} already sets the key {key!r}; remove the key from its settings"
+                    f"{place}: its argument {_ARGUMENTS[key]!r} already sets the key {key!r}; remove the key from its "
+                    "settings"
                 )
         if isinstance(site.train, DataLoader) and (size := site.train.batch_size) is not None:
             training = merged.setdefault("training", {})

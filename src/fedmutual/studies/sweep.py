@@ -43,7 +43,7 @@ from fedmutual.errors import ConfigError, UserError, warn_user
 from fedmutual.federation import build
 from fedmutual.federation.experiment import Experiment
 from fedmutual.files import write_json
-from fedmutual.metric import ACCURACY
+from fedmutual.metric import ACCURACY, describe_undefined
 from fedmutual.models import list_user_networks
 from fedmutual.report.choice import ScoredTrial, describe_choice, find_edges, pick_best, rank_trials
 from fedmutual.results.estimate import Estimate
@@ -96,10 +96,8 @@ class Sweep:
         last, seeds = max(t.round or 0 for t in self.tried), max(len(t.folders) for t in self.tried)
         how = "diverged in at least one seed" if seeds > 1 else "diverged"
         if self.unscored:
-            return (
-                f"{self.unscored[0].metric.title} is undefined on the hold-out rows, for example because they lack a label "
-                "or an event; hold out more rows with split.holdout"
-            )
+            undefined = describe_undefined(self.unscored[0].metric, "the hold-out rows")
+            return f"{undefined}; hold out more rows with split.holdout"
         if all(t.diverged for t in self.tried):
             return f"every setting {how}"
         return f"every setting that halving continued to round {last} {how}; the others were ended early"

@@ -170,8 +170,8 @@ class SiteExecutor(Executor):  # type: ignore[misc]
             answer = self._runtime.carry_out(content)
             self._send_to_peers(self._runtime.make_peer_messages(content), fl_ctx)
             is_due = time.monotonic() - self._printed_at > _LINE_INTERVAL
-            if is_due and (told := read_answer(answer)[0]).problem is None:  # a declined order is not done
-                print_line(f"{told.order.round_name} done")
+            if is_due and (answered := read_answer(answer)[0]).problem is None:  # a declined order is not done
+                print_line(f"{answered.order.round_name} done")
                 self._printed_at = time.monotonic()
             return _make_answer(answer)
         except MalformedMessage as fault:
